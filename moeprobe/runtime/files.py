@@ -262,9 +262,10 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
+def write_json(path: Path, content: Any, *, compact: bool = False) -> None:
+    """Write a JSON file, whole or not at all; with ``compact`` in one line, for a large file that nobody reads."""
+    layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
+    write_text(path, json.dumps(content, ensure_ascii=False, **layout) + "\n")
 
 
 def write_csv(path: Path, table: "pd.DataFrame") -> None:

@@ -276,6 +276,8 @@ def test_group_images_reach_a_model_whose_images_meet(folder: Path) -> None:
     assert two.provenance["group_images"] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_model_at_chance_is_doubted_everywhere(folder: Path) -> None:
     """Fresh parameters are no better than chance."""
     few = run("eval", "py:foreign_zoo:hooked", "--data", "digits", "--limit", ENOUGH_IMAGES - 1)

@@ -73,6 +73,8 @@ def test_experts_of_language_models_are_aligned(models: list[Checkpoint], data: 
     assert set(table["metric"]) >= {"fitted", "fitted_unrelated", "joint_routing"}
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_sums_do_not_depend_on_the_batch_size(models: list[Checkpoint], data: str, typos: Result) -> None:
     other = api.sweep(models[:1], view="typos", data=data, severities=[0, 0.5], batch_size=5)
     for result in (typos, other):
@@ -99,6 +101,8 @@ def test_trials_are_the_tokens_that_have_a_partner(models: list[Checkpoint], dat
     assert set(pick(found, metric="top1_match", tokens="token", view="token_dropout")["trials"]) == {expected}
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_noise_leaves_tokens_in_place(models: list[Checkpoint], data: str) -> None:
     found = api.sweep(models, view="embedding_noise", data=data, severities=[0, 0.5], layers=("layers.1",))
     kappa = pick(found, metric="top1_match_kappa", tokens="token", view="embedding_noise")

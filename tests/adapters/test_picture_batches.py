@@ -134,6 +134,8 @@ def log_probabilities(model: PictureModel, images: Tensor) -> Tensor:
     return scores.double().log_softmax(-1)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_an_expert_costs_what_the_own_answer_loses_without_it(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,8 @@ def test_an_expert_costs_what_the_own_answer_loses_without_it(
     assert not table["metric"].str.contains("accuracy").any()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_flips_cost_what_the_own_answer_loses_by_kind_of_token(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

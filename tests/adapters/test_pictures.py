@@ -354,6 +354,8 @@ def test_an_audit_reads_pictures_too(here: Path, data: str) -> None:
     assert "match-ratio" in plan.output
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_tokens_around_a_picture_fail_no_comparison_and_take_no_row_of_the_patches(
     here: Path, data: str, tmp_path: Path
 ) -> None:

@@ -100,6 +100,8 @@ def test_on_the_disk_as_in_memory(shared: Path, tmp_path: Path, family: str) -> 
     assert list((tmp_path / "offload").iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_flips_on_the_disk_as_in_memory(shared: Path, tmp_path: Path) -> None:
     outs = [tmp_path / name / "run" for name in ("memory", "disk")]
     for out, keywords in zip(outs, ({}, split_of(shared, tmp_path)), strict=True):

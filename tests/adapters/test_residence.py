@@ -150,7 +150,16 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+QUICK = ("sweep", "precision", "confidence")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow, pytest.mark.promise])
+        for name in RUNS
+    ],
+)
 def test_of_two_models_one_is_read_again(folders: list[Path], residences: list[Residence], name: str) -> None:
     function, keywords = RUNS[name]
     data = f"text:{folders[0].parent / 'lines.txt'}"
@@ -171,6 +180,8 @@ def test_one_model_is_read_once(folders: list[Path], monkeypatch: pytest.MonkeyP
     assert len(calls) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_second_model_that_cannot_be_read_again_does_not_lose_the_first(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -56,6 +56,8 @@ def test_checkpoints_of_different_kinds_are_compared_by_what_both_have() -> None
     assert set(result.comparison["metric"]) == INFORMATION | GATES
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_texts_have_places_and_classes_but_no_colors(tmp_path: Path) -> None:
     olmoe(tmp_path / "one")
     lines = [json.dumps({"text": text, "label": "ab"[n % 2]}) for n, text in enumerate(texts(24))]

@@ -62,6 +62,8 @@ def test_a_layer_that_only_some_have(others: Trained) -> None:
     assert "There is no MoE layer 'blocks.0'" in refused("confidence", *pair, "--layers", "blocks.3,blocks.0")
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_checkpoint_keeps_its_color_in_every_panel(others: Trained) -> None:
     from matplotlib.colors import to_hex
 

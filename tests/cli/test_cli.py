@@ -93,9 +93,12 @@ def test_noise_sweep_at_zero_is_the_clean_image(trained: Trained) -> None:
         ("confidence",),
         ("eval",),
         ("sweep", "--view", "affine", "--severities", "0,1"),
-        ("sweep", "--view", "randaugment", "--severities", "0,10"),
+        pytest.param(
+            ("sweep", "--view", "randaugment", "--severities", "0,10"),
+            marks=[pytest.mark.slow, pytest.mark.promise],
+        ),
         ("match-ratio", "--view", "prc_crops"),
-        ("match-ratio", "--view", "randaugment"),
+        pytest.param(("match-ratio", "--view", "randaugment"), marks=[pytest.mark.slow, pytest.mark.promise]),
     ],
 )
 def test_every_probe_runs(trained: Trained, command: tuple[str, ...]) -> None:
@@ -125,6 +128,8 @@ def test_eval_agrees_with_counting(trained: Trained) -> None:
     assert table.set_index("metric").loc["accuracy", "value"] == pytest.approx(expected, abs=1.5 / 360)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_overlay_of_own_files(trained: Trained, tmp_path: Path) -> None:
     picture = tmp_path / "mine.png"
@@ -176,7 +181,10 @@ def test_unlabeled_folder_gives_routing_and_no_accuracy(trained: Trained, tmp_pa
     assert table["ci_low"].isna().all()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=[pytest.mark.slow, pytest.mark.promise])],
+)
 def test_an_interrupted_run_goes_on(
     number: int, code: int, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

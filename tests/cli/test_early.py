@@ -172,6 +172,8 @@ def described(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     save_file(arrays, path, metadata={"description": json.dumps(description)})
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_what_the_header_of_a_checkpoint_says_is_refused_without_torch(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("a line\n")
     for name in "CD":

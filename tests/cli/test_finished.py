@@ -22,11 +22,11 @@ def times_in(out: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     "command",
     [
-        "noise-sweep --limit 24 --sigmas 0,0.1",
+        pytest.param("noise-sweep --limit 24 --sigmas 0,0.1", marks=[pytest.mark.slow, pytest.mark.promise]),
         "match-ratio --limit 24",
         "eval --limit 24",
         "discontinuity --limit 1 --layers first",
-        "routes --limit 24",
+        pytest.param("routes --limit 24", marks=[pytest.mark.slow, pytest.mark.promise]),
     ],
 )
 def test_a_finished_probe_prints_its_table(trained: Trained, tmp_path: Path, command: str) -> None:
@@ -127,8 +127,12 @@ def test_a_request_that_cannot_be_read_is_not_taken_for_none(
     ("command", "other"),
     [
         ("routes --limit 12", "--count 1"),
-        ("discontinuity --limit 2 --layers first", "--count 1"),
-        ("discontinuity --limit 2 --layers first", "--pick largest-jump"),
+        pytest.param(
+            "discontinuity --limit 2 --layers first",
+            "--count 1",
+            marks=[pytest.mark.slow, pytest.mark.promise],
+        ),
+        ("discontinuity --limit 1 --layers first", "--pick largest-jump"),
         ("correspond --count 1", "--lines 3"),
     ],
 )
@@ -143,6 +147,8 @@ def test_a_run_with_other_figures_is_another_run(
     assert "is finished" in run(*arguments, *other.split()).stderr
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_runs_with_other_figures_are_compared(trained: Trained, tmp_path: Path) -> None:
     for name, count in (("baseline", 1), ("prc", 2)):
         arguments = ("routes", trained[name], "--limit", 24, "--count", count, "--out", tmp_path / name)
@@ -162,7 +168,14 @@ def test_an_edited_file_is_another_image(trained: Trained, tmp_path: Path, comma
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("command", ["confidence --limit 12", "overlay --count 1", "correspond --count 1"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "confidence --limit 12",
+        pytest.param("overlay --count 1", marks=[pytest.mark.slow, pytest.mark.promise]),
+        "correspond --count 1",
+    ],
+)
 def test_a_finished_run_without_svg_figures_says_so(trained: Trained, tmp_path: Path, command: str) -> None:
     arguments = (*command.split(), trained["prc"], "--out", tmp_path / "out")
     assert run(*arguments).exit_code == 0

@@ -150,6 +150,8 @@ def test_declarations_are_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_what_measures_draws_nothing_yet() -> None:
     package = Path(registry.__file__).parents[1]
     files = [file for part in ("probes", "recorded") for file in (package / part).glob("*/measure.py")]

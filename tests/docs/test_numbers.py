@@ -2,8 +2,10 @@
 
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from reports.scripts import pages, sources
@@ -18,10 +20,24 @@ def found(page: Path) -> list[tuple[str, str, str]]:
 FILLED = [page for page in PAGES if found(page)]
 
 
-@pytest.fixture(autouse=True)
-def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of all sources is read for every cell of their tables."""
-    monkeypatch.setattr(sources, "read", functools.cache(sources.read))
+@pytest.fixture(scope="module", autouse=True)
+def _read_once() -> Iterator[None]:
+    """A table stands in several blocks, and the file of all sources is read for every cell of theirs."""
+    tables: dict[str, pd.DataFrame] = {}
+    read = pd.read_csv
+
+    def read_once(path: object, **options: object) -> pd.DataFrame:
+        if not isinstance(path, Path):
+            return read(path, **options)
+        key = repr((path, options))
+        if key not in tables:
+            tables[key] = read(path, **options)
+        return tables[key].copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "read", functools.cache(sources.read))
+        patch.setattr(pd, "read_csv", read_once)
+        yield
 
 
 @pytest.mark.parametrize("page", FILLED, ids=name_of)

@@ -147,15 +147,15 @@ def test_files_and_names_of_the_code_exist(page: Path) -> None:
 
 def sources(place: str) -> list[Path]:
     """Return the files or folders whose path ends so."""
-    found = [
-        path for top in ("moeprobe", "tests", "docs", "reports", "benchmarks") for path in paths(ROOT / top)
-    ]
-    return [path for path in found if f"/{path.relative_to(ROOT)}".endswith(f"/{place.rstrip('/')}")]
+    return [path for name, path in paths().items() if name.endswith(f"/{place.rstrip('/')}")]
 
 
 @cache
-def paths(folder: Path) -> list[Path]:
-    return [folder, *folder.rglob("*")]
+def paths() -> dict[str, Path]:
+    """The files and folders with code, by their paths from the root, which begin with /."""
+    folders = [ROOT / top for top in ("moeprobe", "tests", "docs", "reports", "benchmarks")]
+    found = [*folders, *(path for folder in folders for path in folder.rglob("*"))]
+    return {f"/{path.relative_to(ROOT).as_posix()}": path for path in found}
 
 
 @cache

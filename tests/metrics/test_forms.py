@@ -39,7 +39,13 @@ def drawn(random: np.random.Generator, inputs: int) -> dict[str, Estimator]:
     return estimators
 
 
-@pytest.mark.parametrize("inputs", [40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        pytest.param(40, marks=[pytest.mark.slow, pytest.mark.promise]),
+        pytest.param(200, marks=pytest.mark.slow),
+    ],
+)
 def test_intervals_hold_the_truth(inputs: int) -> None:
     random = np.random.default_rng(0)
     every, once = drawn(random, 60_000), np.ones((60_000, 1))

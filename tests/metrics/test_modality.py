@@ -176,6 +176,8 @@ def hits(count: int, runs: int, *, words: NDArray[np.float64] | None, clustering
 WORLDS = {"alike": UNEVEN, "different": UNEVEN[::-1], "fixed words": None}
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_intervals_hold_the_divergence_of_very_many_pictures() -> None:
     covered = np.mean([*hits(40, 60, words=WORLDS["different"], clustering=3)])
     # 60 experiments with a coverage of 0.91 are below 0.8 once in 200 times.

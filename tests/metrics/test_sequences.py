@@ -251,7 +251,12 @@ def truth() -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.parametrize(
-    ("requests", "runs"), [(40, 120), (200, 60), pytest.param(1000, 60, marks=pytest.mark.slow)]
+    ("requests", "runs"),
+    [
+        (40, 120),
+        pytest.param(200, 60, marks=[pytest.mark.slow, pytest.mark.promise]),
+        pytest.param(1000, 60, marks=pytest.mark.slow),
+    ],
 )
 def test_intervals_cover(requests: int, runs: int, truth: dict[tuple[str, str], float]) -> None:
     random, covered = np.random.default_rng(requests), dict.fromkeys(CASES, 0)

@@ -1,6 +1,7 @@
 """Slots, combine weights, churn and tokens without experts, counted token by token."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -33,6 +34,7 @@ def dropping(layer: LayerRouting, share: float = 0.4) -> LayerRouting:
     return dataclasses.replace(layer, processed=layer.processed & kept)
 
 
+@functools.cache
 def pairs() -> dict[str, LayerPair]:
     return {
         "soft": aligned(soft(4, seed=1), soft(4, seed=2)),

@@ -53,6 +53,8 @@ def by_the_library(folder: Path, dtype: torch.dtype) -> tuple[list[torch.Tensor]
     return sets, scores
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_bfloat16_copy_differs_as_loops_over_both_say(folder: Path) -> None:
     result = agree(folder, str(folder), f"{folder},dtype=bfloat16")
     table = result.table[result.table["checkpoint"] == "one,dtype=bfloat16"]

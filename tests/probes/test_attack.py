@@ -329,6 +329,8 @@ def test_attacks_on_the_load_fill_the_expert_and_overflow_it() -> None:
     assert value(joint, "top2_set_match", 8) < value(answer, "top2_set_match", 8)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_what_is_crafted_on_one_is_shown_to_the_other() -> None:
     models = [checkpoint("a"), checkpoint("b", seed=1)]
     common: dict[str, Any] = {"data": "digits", "limit": 8, "epsilons": (0, 16), "steps": 2}

@@ -91,6 +91,8 @@ def test_contagion_writes_what_it_says(finished: Path) -> None:
     assert sidecar["notes"] == []
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_a_report_and_a_comparison_tell_of_it(finished: Path, tmp_path: Path) -> None:
     document = api.report([finished])

@@ -181,6 +181,8 @@ def test_few_lines_are_spread_evenly(side: int) -> None:
             assert (top & left).sum() >= 2
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_lines_of_a_fine_grid_are_few_and_the_table_holds_all() -> None:
     found = api.correspond(data="digits", view="random_crop", count=1, image_size=192, patch_size=8, lines=12)
     (lines,) = segments(found.plot()["correspond"])

@@ -102,6 +102,8 @@ def test_groups_are_not_cut() -> None:
         api.determinism(model, data="digits", limit=24, batches=[6], group_images=4)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_texts_are_padded(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from tests.adapters.tiny_texts import olmoe, texts

@@ -389,6 +389,8 @@ def test_a_later_layer_is_held_to_the_pass_by_hand() -> None:
     assert found["blocks.3 patch attention_contagion_changed"][row] == changed(attention, kept)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_batch_size_and_workers_change_nothing() -> None:
     for model in (checkpoint(), checkpoint(router="softmax_expert_choice", group_images=4)):
         exchange = exchanged(digits(), 26, size=4)

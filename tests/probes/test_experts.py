@@ -263,6 +263,8 @@ def test_a_model_that_only_replays_has_the_same_prices() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_any_batch_gives_the_same() -> None:
     model = labeled()
     tables = [measured(model, batch_size=size) for size in (24, 7)]

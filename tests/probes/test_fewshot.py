@@ -94,6 +94,8 @@ def test_what_is_printed_stands_in_the_table(finished: Path, trained: Trained) -
     assert "Nothing was written" in result.output and "2 draws of the training images" in result.output
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_the_same_command_goes_on_where_it_stopped_and_gives_the_same_bytes(
     finished: Path, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -322,6 +322,8 @@ def test_a_run_says_the_same_of_a_model_that_cannot_resume() -> None:
     assert without == {f"flip_output_{forced}" for forced in FORCED}
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_any_batch_gives_the_same_prices() -> None:
     model = checkpoint()
     probe = Flips(severities=[0.3], patches=2)

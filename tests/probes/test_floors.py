@@ -125,6 +125,8 @@ def test_groups_are_not_cut() -> None:
     assert "clean_other_batch" not in dict(repeats(named(model), pixels[:5], layers=None, device=CPU))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_floor_is_drawn_and_shown(trained: Trained) -> None:
     arguments = ("noise-sweep", trained["prc"], "--sigmas", "0,0.1", "--limit", 25)
     found = json.loads(command(*arguments, "--json").stdout)

@@ -23,6 +23,8 @@ from tests.routing.routings import tiny
 pytestmark = pytest.mark.resamples
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "shapes"
     run("match-ratio", *trained.values(), "--data", "shapes:32", "--limit", 30, "--out", out)
@@ -205,6 +207,8 @@ def test_a_run_that_stopped_before_it_had_anything_leaves_its_folder_free(
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_regions_are_called_by_their_names(trained: Trained) -> None:
     arguments = (
         "compare",
@@ -312,6 +316,8 @@ def test_an_overlay_of_hundreds_is_refused(trained: Trained, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_routers_of_unequal_sizes_are_named(trained: Trained, tmp_path: Path) -> None:
     """A flip of one expert and of a set of two are not one thing, whatever their prices."""
     path = trained["prc"]

@@ -113,6 +113,8 @@ def test_memory_in_the_words_of_every_device(said: str) -> None:
     assert not processes.ran_out(ValueError(said)) and not processes.ran_out(RuntimeError("another"))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_screen_says_it(trained: Trained) -> None:
     program = """
 import sys, torch

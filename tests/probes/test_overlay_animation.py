@@ -94,6 +94,8 @@ def test_all_severities_are_one_draw(animated: Path, trained: Trained, tmp_path:
     assert same["changed"].any()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_the_same_command_twice_gives_the_same_bytes(
     animated: Path, trained: Trained, tmp_path: Path
@@ -332,6 +334,8 @@ def test_nothing_compared() -> None:
     assert figure.axes[1].get_xlabel() == "0 of 0"
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_frames_are_of_one_size_and_hold_still(tmp_path: Path) -> None:
     files = []
     for number, severity in enumerate((0.0, 0.05, 0.125)):

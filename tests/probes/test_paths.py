@@ -282,6 +282,8 @@ def test_discontinuity_writes_what_it_says(trained: Trained, tmp_path: Path) -> 
         assert (again / name).read_bytes() == (out / name).read_bytes(), name
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_own_files_and_named_images(trained: Trained, tmp_path: Path) -> None:
     picture = tmp_path / "mine.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(picture)
@@ -294,6 +296,8 @@ def test_own_files_and_named_images(trained: Trained, tmp_path: Path) -> None:
     assert "1 image of digits test; no intervals" in result.output
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_nothing_is_said_of_accuracy_where_it_is_not_measured(trained: Trained, tmp_path: Path) -> None:
     picture = tmp_path / "mine.png"
     Image.new("RGB", (32, 32), "gray").save(picture)

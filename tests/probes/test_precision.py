@@ -172,6 +172,8 @@ def test_a_part_that_a_model_lacks_is_named() -> None:
     assert len(api.precision(hooked, data="digits", limit=4, parts=["router"], formats=["int8"]).table)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_language_models_say_how_probable_texts_are(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from tests.adapters.tiny_texts import olmoe, texts

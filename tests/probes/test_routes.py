@@ -257,6 +257,8 @@ def test_it_writes_what_it_says(trained: Trained, written: tuple[Path, str], tmp
             assert again.read_bytes() == path.read_bytes(), path
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_report_says_what_the_screen_says(written: tuple[Path, str]) -> None:
     document = api.report(written[0])
     assert "prc: the 10 classes have " in document.markdown

@@ -66,6 +66,8 @@ def test_a_bias_for_image_tokens_that_one_form_forgets_is_found_by_routes(here: 
     assert len(result.modalities) == 2 * 3 * 8
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_two_forms_with_the_same_bias_differ_in_nothing(here: Path, data: str) -> None:
     models = [opened(here, name, bias=10) for name in ("one", "two")]
     result = api.routes(models, data=data, count=0, figures=False)

@@ -128,7 +128,14 @@ def test_a_matrix_without_a_pair_is_drawn_empty() -> None:
     assert not figure.axes[0].texts
 
 
-@pytest.mark.parametrize("checkpoints", [{"a": 8}, {"a": 8, "b": 8}, {"a": 32, "b": 32, "c": 4}])
+@pytest.mark.parametrize(
+    "checkpoints",
+    [
+        {"a": 8},
+        pytest.param({"a": 8, "b": 8}, marks=[pytest.mark.slow, pytest.mark.promise]),
+        {"a": 32, "b": 32, "c": 4},
+    ],
+)
 def test_nothing_is_cut_off_or_written_over(checkpoints: dict[str, int]) -> None:
     figure = drawn(**checkpoints)
     canvas = FigureCanvasAgg(figure)

@@ -24,7 +24,7 @@ def test_the_products_of_all_pairs_of_an_image_are_its_part_of_s(
     trained: Trained, view: str, smaller: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [api.load_model(path) for path in trained.values()]
-    options = api.Options(limit=6)
+    options = api.Options(limit=3)
     measured = SMatrixMeasurement(SMatrix(view=view), models, "digits", options)
     images = api.s_matrix(models, view=view, data="digits", options=options).images.to_pandas()
     images = images[images["layer"] == "blocks.1"].set_index(["checkpoint", "image_id"])

@@ -108,9 +108,14 @@ def test_every_probe_is_tried_or_refuses() -> None:
     assert set(PROBES) | others == {probe.name for probe in registry.probes()}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in PROBES]
-)
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    """One probe shows at once what holds of all."""
+    if name == "confidence":
+        return []
+    return [pytest.mark.slow] if name in LONG else [pytest.mark.slow, pytest.mark.promise]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in PROBES])
 def test_shards_put_together_are_the_run(
     name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,8 @@ def test_information_against_all_orders(routes: list[int]) -> None:
     assert set(np.round(permuted, 9)) <= set(np.round(every, 9))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_routes_that_are_superclasses_have_all_information() -> None:
     superclasses = np.repeat(np.arange(20), 5)
     found = superclass_information(superclasses[::-1].copy(), superclasses[::-1].tolist(), seed=1)

@@ -323,7 +323,7 @@ def limited(group_images: int) -> Checkpoint:
     )
 
 
-@pytest.mark.parametrize("group_images", [1, 4])
+@pytest.mark.parametrize("group_images", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.promise]), 4])
 def test_a_limited_capacity_depends_on_groups_and_not_on_batches(
     group_images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,8 @@ def test_passes_begin_at_their_layer(
     pd.testing.assert_frame_equal(resumed, whole, atol=2e-6, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_batches_change_nothing(folder: Path, model: Checkpoint) -> None:
     tables = [run(model, folder, batch_size=size).table for size in (20, 7)]
     # Margins differ in their last bits, by which a token at the edge of a tenth may be in the next one.

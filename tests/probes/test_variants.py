@@ -9,7 +9,11 @@ from tests.commands import Trained, run
 
 
 @pytest.mark.parametrize(
-    "words", [("precision", "--formats", "int4_g128", "--parts", "router"), ("determinism",)]
+    "words",
+    [
+        ("precision", "--formats", "int4_g128", "--parts", "router"),
+        pytest.param(("determinism",), marks=[pytest.mark.slow, pytest.mark.promise]),
+    ],
 )
 def test_compare_finds_every_null_in_the_sums(
     trained: Trained, tmp_path: Path, words: tuple[str, ...]

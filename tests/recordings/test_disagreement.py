@@ -130,16 +130,15 @@ def test_what_one_side_lacks_is_left_out_and_counted(differing: NDArray[np.bool_
     """A server has one row less than the model that reads the same tokens, and requests that were cut off more."""
     ids = recorded()
     cut = flipped(ids, differing)[:, : TOKENS - 3]
-    result = api.analyze_trace(
-        [
-            saved(tmp_path / "one.parquet", ids, experts=EXPERTS),
-            saved(tmp_path / "other.parquet", cut, experts=EXPERTS),
-        ]
-    )
+    traces = [
+        saved(tmp_path / "one.parquet", ids, experts=EXPERTS),
+        saved(tmp_path / "other.parquet", cut, experts=EXPERTS),
+    ]
+    result = api.analyze_trace(traces, out=tmp_path / "out")
     assert value(result.table, "pairs_differ") == pytest.approx(differing[:, : TOKENS - 3].mean())
     assert (rows(result.table, "choice_differs")["trials"] == REQUESTS * (TOKENS - 3)).all()
     assert result.sidecar["ignored"] == [f"{3 * REQUESTS:,} extra tokens of one"]
-    printed = run("trace", "analyze", tmp_path / "one.parquet", tmp_path / "other.parquet").output
+    printed = run("trace", "analyze", *traces, "--out", tmp_path / "out").output  # read from its folder
     assert f"; {3 * REQUESTS:,} extra tokens of one were ignored." in " ".join(printed.split())
 
 
@@ -157,10 +156,10 @@ def test_tokens_after_the_first_other_token_are_left_out(tmp_path: Path) -> None
 
 @pytest.mark.pictures
 def test_the_command_says_it_in_words_and_draws_it(differing: NDArray[np.bool_], tmp_path: Path) -> None:
-    ids = recorded()
-    analyzed(tmp_path, ids, flipped(ids, differing))
-    out = tmp_path / "out"
-    result = run("trace", "analyze", tmp_path / "one.parquet", tmp_path / "other.parquet", "--out", out)
+    ids, out = recorded(), tmp_path / "out"
+    one = saved(tmp_path / "one.parquet", ids, experts=EXPERTS)
+    other = saved(tmp_path / "other.parquet", flipped(ids, differing), experts=EXPERTS)
+    result = run("trace", "analyze", one, other, "--out", out)
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "of the pairs of token and layer" in said and "affected in at least one layer" in said

@@ -70,6 +70,8 @@ def test_each_is_held_against_both_ends(series: list[Path]) -> None:
                 assert one[column] == two[column], (metric, column)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_checkpoints_that_read_images_drift_too(tmp_path: Path) -> None:
     """Their tokens are no sequence, so that nothing is said of all layers together."""
     from moeprobe.adapters.hooks import Hooks
@@ -178,6 +180,8 @@ def test_what_is_said_of_all_layers_is_what_a_loop_says() -> None:
     assert not lines_of(np.array([0.5]), values[:, :1]), "a single layer"
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_layers_that_moved_as_far_seldom_seem_to_differ() -> None:
     rng = np.random.default_rng(1)
     seen = 0

@@ -121,6 +121,8 @@ def with_two_choices(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
     folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
     once, twice = measured(folder), measured(with_two_choices(folder))
@@ -129,6 +131,8 @@ def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
     np.testing.assert_allclose(twice[columns], once[columns], atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_requests_are_matched_by_tokens_where_their_names_differ(tmp_path: Path) -> None:
     folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
     by_name = measured(folder)
@@ -142,6 +146,8 @@ def test_requests_are_matched_by_tokens_where_their_names_differ(tmp_path: Path)
     np.testing.assert_allclose(by_tokens[columns], by_name[columns], atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_another_model_than_the_served_one_is_named(tmp_path: Path) -> None:
     folder = served(tmp_path, "olmoe", noise=0.2)
     torch.manual_seed(11)
@@ -182,6 +188,8 @@ def test_another_model_than_the_served_one_is_named(tmp_path: Path) -> None:
     assert "Fault, overlap by chance" in checked[1].output and "Next:" not in checked[1].output
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_both_are_split(tmp_path: Path) -> None:
     folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
@@ -261,6 +269,8 @@ def said(figure: Figure) -> str:
     return figure.texts[-1].get_text().replace("\n", " ")
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_batch_of_verl_says_what_responses_do(tmp_path: Path) -> None:
     folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
     lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]

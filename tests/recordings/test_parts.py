@@ -86,6 +86,8 @@ def test_numbers_and_sums_are_those_of_one_file(form: str, traces: Path, tmp_pat
     assert (out["one"] / "table.csv").stat().st_size > 1000
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_every_command_takes_a_folder(traces: Path) -> None:
     folder, second = traces / "first-parts", traces / "second-parts"
     for command in (

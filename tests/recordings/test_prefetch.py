@@ -150,7 +150,13 @@ def marks(scores: np.ndarray, top_k: int) -> np.ndarray:
     return highest
 
 
-@pytest.mark.parametrize(("requests", "runs"), [(40, 50), pytest.param(200, 100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("requests", "runs"),
+    [
+        pytest.param(40, 50, marks=[pytest.mark.slow, pytest.mark.promise]),
+        pytest.param(200, 100, marks=pytest.mark.slow),
+    ],
+)
 def test_intervals_cover(requests: int, runs: int) -> None:
     """The truth is the mean over samples of as many requests: more requests know frequencies better, and find more."""
     random = np.random.default_rng(requests)

@@ -35,6 +35,8 @@ def record(folder: Path, out: Path, *more: object) -> Path:
     return out / "one"
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_rows_are_those_of_each_text_alone(folder: Path, tmp_path: Path) -> None:
     written = [record(folder, tmp_path / str(size), "--batch-size", size) for size in (1, 7)]
     tables = [
@@ -59,6 +61,8 @@ def test_rows_are_those_of_each_text_alone(folder: Path, tmp_path: Path) -> None
             assert np.array_equal(row["experts"].reshape(-1, 2), expected[:, layer])
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_traces_of_texts_are_compared_and_give_the_numbers_of_the_probe(folder: Path, tmp_path: Path) -> None:
     place = record(folder, tmp_path / "t", "--view", "embedding_noise", "--severities", "0.4")
     files = [place / "clean.parquet", place / "embedding_noise-0.4.parquet"]

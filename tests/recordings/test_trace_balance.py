@@ -303,6 +303,8 @@ def outcomes(
     return {name: count / runs for name, count in false.items()}
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_requests_that_merely_differ_are_told_from_experts_that_stay_hot() -> None:
     rate = outcomes(unlike, requests=40, runs=40)
     assert rate["ranks"] <= 0.15 and rate["windows"] <= 0.15

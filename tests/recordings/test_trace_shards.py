@@ -62,7 +62,16 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balance, "REQUESTS_AT_ONCE", 4)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+QUICK = ("trace analyze", "trace balance", "watched")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow, pytest.mark.promise])
+        for name in QUESTIONS
+    ],
+)
 def test_shards_merge_into_the_run_of_one_process(question: str, traces: list[Path], tmp_path: Path) -> None:
     function, fields_of = QUESTIONS[question]
     fields = fields_of(traces)

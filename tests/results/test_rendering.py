@@ -1,4 +1,4 @@
-"""A figure is laid out once and drawn once, and is what matplotlib draws in its own way, byte by byte."""
+"""A figure is laid out once and drawn once, and is what matplotlib draws in its own way, pixel by pixel."""
 
 import io
 
@@ -28,7 +28,13 @@ def drawn(kind: str) -> Figure:
     return figure
 
 
-def slowly(figure: Figure) -> bytes:
+def read(content: bytes) -> PIL.Image.Image:
+    with PIL.Image.open(io.BytesIO(content)) as picture:
+        picture.load()
+    return picture
+
+
+def slowly(figure: Figure) -> PIL.Image.Image:
     """As matplotlib does it: drawn for the layout, at the resolution of the file, then saved."""
     FigureCanvasAgg(figure)
     file = io.BytesIO()
@@ -43,21 +49,30 @@ def slowly(figure: Figure) -> bytes:
             x, y = text.get_position()
             text.set_position((round(x, 4), round(y, 4)))
         figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
-    return file.getvalue()
+    return read(file.getvalue())
 
 
 @pytest.mark.parametrize("kind", ["curves", "images"])
 def test_a_figure_drawn_once_is_what_savefig_writes(kind: str) -> None:
     figure = drawn(kind)
     before = figure.dpi
-    assert render(figure) == slowly(drawn(kind))
-    assert figure.dpi == before
+    content, expected = render(figure), slowly(drawn(kind))
+    picture = read(content)
+    assert picture.mode == "RGB" and expected.mode == "RGBA"
+    assert np.array_equal(np.asarray(picture.convert("RGBA")), np.asarray(expected))
+    assert picture.info == expected.info
+    assert content == render(drawn(kind)) and figure.dpi == before
+
+
+def test_a_figure_that_is_not_opaque_stays_so() -> None:
+    figure = drawn("curves")
+    figure.set_facecolor("none")
+    assert read(render(figure)).getextrema()[-1] == (0, 255)
 
 
 def test_long_names_are_drawn_whole() -> None:
     """Letters have another width at another resolution: names that just had room were cut off in the file."""
     figure, axes = panels(1, 1, width=14)
     axes[0, 0].set_yticks([0, 1], ["unlabeled_" * 9, "short"], fontsize=8)
-    with PIL.Image.open(io.BytesIO(render(figure))) as image:
-        dark = np.flatnonzero((np.asarray(image.convert("L")) < 200).any(axis=0))
+    dark = np.flatnonzero((np.asarray(read(render(figure)).convert("L")) < 200).any(axis=0))
     assert 3 < dark[0] < 20

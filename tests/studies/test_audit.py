@@ -60,6 +60,8 @@ def test_a_collapsed_router_is_called_so() -> None:
     assert first.loc["collapse", "verdict"] == "no" and first.loc["dead", "verdict"] == "none"
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_language_models_are_audited_with_views_of_texts(tmp_path: Path) -> None:
     for name, seed in {"one": 0, "two": 1}.items():
         olmoe(tmp_path / name, seed=seed, spread=0.3 * seed)
@@ -75,6 +77,8 @@ def test_language_models_are_audited_with_views_of_texts(tmp_path: Path) -> None
     assert {VIEWS.get(name).modality for name in named} == {TEXT}
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_an_audit_of_a_language_model_draws_its_texts(tmp_path: Path) -> None:
     olmoe(tmp_path / "one", seed=0)

@@ -221,6 +221,8 @@ def test_every_probe_can_be_compared(
     ).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_at_severity_0_both_are_the_clean_image(trained: Trained) -> None:
     given = list(trained.values())
     table = api.compare(given, probe="noise-sweep", severities=[0, 0.2], limit=30).table
@@ -262,6 +264,8 @@ def test_what_was_interrupted_goes_on(
     assert run(*arguments, "--overwrite").exit_code == 0
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_models_without_a_hash_are_never_taken_for_those_of_before(trained: Trained, tmp_path: Path) -> None:
     """A notebook changes a model that has no file, and compares again into the same folder."""
 
@@ -431,7 +435,10 @@ def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str
     assert "Name the view of the sweep" in refused("compare", *trained.values(), "--probe", "sweep")
 
 
-@pytest.mark.parametrize("name", ["contagion", "fewshot", "discontinuity"])
+@pytest.mark.parametrize(
+    "name",
+    ["contagion", "fewshot", pytest.param("discontinuity", marks=[pytest.mark.slow, pytest.mark.promise])],
+)
 def test_every_probe_of_checkpoints_is_compared_directly(trained: Trained, tmp_path: Path, name: str) -> None:
     """As its finished run is, in every number."""
     few = ("--limit", 2 if name == "discontinuity" else 8)

@@ -141,6 +141,8 @@ def test_precision_alone_stands_beside_the_server_and_all_is_said_in_one_order(
     assert text == page == found.details
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_server_that_differs_between_its_runs(model: Path, tmp_path: Path) -> None:
     def spoil(stub: Stub, answer: Answer) -> Answer:
         return _moved(stub, answer) if stub.now > 1 or len(stub.asked) > 24 else answer
@@ -150,6 +152,8 @@ def test_a_server_that_differs_between_its_runs(model: Path, tmp_path: Path) -> 
     assert "no more than its own runs may differ. Its own repeated runs differ." in result.sentences[0]
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_another_model_is_named(model: Path, tmp_path: Path) -> None:
     other = saved_model(tmp_path / "other", "olmoe")
     import torch

@@ -473,6 +473,8 @@ def test_what_was_measured_is_drawn(finished: Path) -> None:
     np.testing.assert_allclose(sorted(places), sorted(set(costs)))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_dense_cell_stands_beside_sparse_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = SWEEP.replace(

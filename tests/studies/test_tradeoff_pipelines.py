@@ -46,6 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_stages_are_trained_once_and_the_last_is_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from moeprobe.inputs.modality import IMAGE, TEXT
@@ -123,6 +124,7 @@ def names(program: Any) -> list[str]:
     )
 
 
+@cache  # a name is compared with all that are known
 def _plain(name: str) -> str:
     """Return a name without what does not matter in it."""
     return re.sub(r"[\W_]+", "_", name.casefold()).strip("_")

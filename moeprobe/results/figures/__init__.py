@@ -17,9 +17,11 @@ except ValueError as error:  # it reads MPLBACKEND while it is imported
     raise UserError(
         f"matplotlib cannot be imported: {error}. Is the environment variable MPLBACKEND right? It may be unset."
     ) from None
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 from moeprobe.results.figures.lettering import prepare_letters
 
@@ -41,8 +43,6 @@ STYLE: Any = {
     "svg.fonttype": "none",
 }
 _DPI = 150
-# Nothing that changes from day to day.
-_METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
 
 def save_all(figures: Mapping[str, Figure], folder: Path, *, svg: bool) -> list[Path]:
@@ -72,9 +72,15 @@ def render(figure: Figure, kind: str = "png") -> bytes:
         _settle(figure)
         if kind == "png":
             # ``savefig`` draws once for the layout, which is settled, before it draws.
-            canvas.print_png(file, metadata=_METADATA[kind])
+            canvas.draw()
+            picture = Image.fromarray(np.asarray(canvas.buffer_rgba()))
+            # A tenth of the file would say of each pixel that it is opaque.
+            if picture.getextrema()[-1] == (255, 255):
+                picture = picture.convert("RGB")
+            picture.save(file, "PNG", dpi=(_DPI, _DPI))
         else:
-            figure.savefig(file, format=kind, dpi=_DPI, metadata=_METADATA[kind])
+            # Nothing that changes from day to day.
+            figure.savefig(file, format=kind, dpi=_DPI, metadata={"Date": None, "Creator": None})
         figure.set_dpi(dpi)
     return file.getvalue()
 

@@ -58,6 +58,7 @@ def pack(folder: OutputFolder, cells: Sequence[Training]) -> None:
             files.write_json(
                 folder.path / PACK,
                 {"cells": {name: cell.model_dump() for name, cell in merged.items()}},
+                compact=True,
             )
         if leftovers := [path for cell in cells for path in _leftovers(cell, merged[cell.name])]:
             folder.discard(leftovers)

@@ -122,6 +122,8 @@ def test_each_class_is_its_own_mirror_image(name: str) -> None:
     assert agreement > 0.93
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_color_position_and_size_do_not_tell_the_class() -> None:
     """Class means of what is drawn alike for all differ by no more than chance would have it."""
     data = Shapes(split="train", location="16")

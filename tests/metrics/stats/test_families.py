@@ -252,6 +252,8 @@ def test_what_is_the_same_or_constant_or_without_a_first_order() -> None:
     assert np.isnan(judge([flat])[0].sim_low)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_rounding_of_gates_is_no_difference_and_one_token_of_many_is() -> None:
     rng = np.random.default_rng(3)
     values = rng.random(400)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -43,6 +43,16 @@ def cut(columns: Columns, sizes: list[int]) -> Iterator[tuple[slice, Columns]]:
         start += size
 
 
+@cache
+def sums_of(name: str) -> list[Columns]:
+    """The sums per image of each example of an analysis."""
+    return [
+        {key: column.numpy() for key, column in columns.items()} | {"label": np.arange(SIZE) % 2}
+        for pair in examples(name)
+        for columns in sums(name, pair).values()
+    ]
+
+
 @pytest.mark.parametrize("sizes", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("name", [name for name in AGGREGATES if name not in WHOLE])
@@ -54,27 +64,21 @@ def test_blocks_give_what_the_whole_gives(name: str, aligned: bool, sizes: list[
     def estimators(block: Columns) -> list[Estimator]:
         return analysis.estimators(block, aligned=aligned)
 
-    for pair in examples(name):
-        for columns in sums(name, pair).values():
-            arrays: Columns = {key: column.numpy() for key, column in columns.items()} | {
-                "label": np.arange(SIZE) % 2
-            }
-            whole = {one.key: one for one in estimators(arrays)}
-            found, others = linearize(partial(cut, arrays, sizes), SIZE, estimators)
-            assert {key[0] for key in others} <= NOT_ADDITIVE
-            # A single image has one class, and so no information on it.
-            missing = whole.keys() - (found.keys() | others)
-            assert not missing or (name == "information" and max(sizes) == 1), missing
-            assert found.keys() | others <= whole.keys()
-            for key, one in found.items():
-                statistic, trials = whole[key].statistic, whole[key].used_trials
-                point = statistic.evaluate(np.ones((SIZE, 1)))[0]
-                assert one.point == pytest.approx(point, rel=1e-12, abs=1e-12, nan_ok=True), key
-                assert (one.images, one.trials) == (np.count_nonzero(trials), trials.sum()), key
-                if one.influence is not None and not math.isnan(point):
-                    np.testing.assert_allclose(
-                        one.influence, statistic.influence(), atol=1e-11, err_msg=str(key)
-                    )
+    for arrays in sums_of(name):
+        whole = {one.key: one for one in estimators(arrays)}
+        found, others = linearize(partial(cut, arrays, sizes), SIZE, estimators)
+        assert {key[0] for key in others} <= NOT_ADDITIVE
+        # A single image has one class, and so no information on it.
+        missing = whole.keys() - (found.keys() | others)
+        assert not missing or (name == "information" and max(sizes) == 1), missing
+        assert found.keys() | others <= whole.keys()
+        for key, one in found.items():
+            statistic, trials = whole[key].statistic, whole[key].used_trials
+            point = statistic.evaluate(np.ones((SIZE, 1)))[0]
+            assert one.point == pytest.approx(point, rel=1e-12, abs=1e-12, nan_ok=True), key
+            assert (one.images, one.trials) == (np.count_nonzero(trials), trials.sum()), key
+            if one.influence is not None and not math.isnan(point):
+                np.testing.assert_allclose(one.influence, statistic.influence(), atol=1e-11, err_msg=str(key))
 
 
 def test_checkerboards_are_too_few_to_be_read_in_blocks() -> None:

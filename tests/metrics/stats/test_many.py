@@ -18,7 +18,7 @@ def prices(
     return of_inputs.mean(0), (of_inputs - of_inputs.mean(0)) / INPUTS
 
 
-@pytest.mark.parametrize("experts", [8, 256])
+@pytest.mark.parametrize("experts", [8, pytest.param(256, marks=[pytest.mark.slow, pytest.mark.promise])])
 def test_equal_experts_differ_in_one_test_of_twenty(experts: int) -> None:
     rng, runs = np.random.default_rng(experts), 200
     p_values = np.array(

@@ -1,13 +1,22 @@
 """Quantiles with intervals of ordered values, in experiments whose truth is known, and against counting by hand."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.order import fewest, quantile
 
 RUNS = 1000
+
+
+@cache
+def population(kind: str) -> NDArray[np.float64]:
+    """Very many values, in their order."""
+    values = np.random.default_rng(0).beta(0.7, 3, 400_000)
+    return np.sort(values if kind == "continuous" else np.random.default_rng(1).binomial(16, values) / 16)
 
 
 @pytest.mark.parametrize("n", [40, 200, 1000])
@@ -15,12 +24,7 @@ RUNS = 1000
 @pytest.mark.parametrize("kind", ["continuous", "of 16 tokens"])
 def test_coverage(n: int, share: float, kind: str) -> None:
     """An interval holds the truth in 95 % or more, of shares that have ties too; too few values have none."""
-    rng = np.random.default_rng(n)
-    many = np.sort(
-        rng.beta(0.7, 3, 400_000)
-        if kind == "continuous"
-        else rng.binomial(16, rng.beta(0.7, 3, 400_000)) / 16
-    )
+    rng, many = np.random.default_rng(n), population(kind)
     truth = many[math.ceil(share * len(many)) - 1]
     found = [quantile(many[rng.integers(0, len(many), n)], share) for _ in range(RUNS)]
     if n < fewest(share):

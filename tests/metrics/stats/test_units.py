@@ -142,6 +142,8 @@ def words(*, units: bool, seed: int) -> str:
     return str(row["verdict"])
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_word_of_a_difference_counts_units() -> None:
     """Of equal models few pairs are called different over patients, and many over images."""
     found = {units: [words(units=units, seed=seed) for seed in range(6)] for units in (True, False)}

@@ -129,6 +129,8 @@ def test_masks_are_random_and_of_the_size_asked_for() -> None:
         mae.num_visible(16, 0.99)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_it_learns_and_leaves_an_encoder_to_start_from(tmp_path: Path) -> None:
     one = trainer(tmp_path / "pretrained", **PRETRAIN, steps=40)
     head = one.model.head.weight.clone()
@@ -171,6 +173,8 @@ def test_validation_is_the_same_for_any_batch(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_pretraining_goes_on_exactly(tmp_path: Path) -> None:
     trainer(tmp_path / "whole", **PRETRAIN).run()
     one = trainer(tmp_path / "cut", **PRETRAIN)

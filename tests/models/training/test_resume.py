@@ -100,13 +100,25 @@ def in_evaluation(one: Trainer, when: int, happen: Happening) -> None:
     )
 
 
-MOMENTS = [(at_forward, step) for step in (0, 1, 3, 4, 7, STEPS - 1)]
-MOMENTS += [(at_backward, 6), (in_update, 0), (in_update, 3), (in_update, 5), (in_update, 11)]
-MOMENTS += [(in_evaluation, 4), (in_evaluation, 12)]
+MOMENTS = [(at_forward, 0), (at_forward, 4), (at_forward, STEPS - 1), (at_backward, 6)]
+MOMENTS += [(in_update, 0), (in_update, 5), (in_evaluation, 4)]
+MORE_MOMENTS = [
+    (at_forward, 1),
+    (at_forward, 3),
+    (at_forward, 7),
+    (in_update, 3),
+    (in_update, 11),
+    (in_evaluation, 12),
+]
 
 
 @pytest.mark.parametrize(
-    ("moment", "when"), MOMENTS, ids=lambda value: getattr(value, "__name__", str(value))
+    ("moment", "when"),
+    [
+        *MOMENTS,
+        *(pytest.param(*moment, marks=[pytest.mark.slow, pytest.mark.promise]) for moment in MORE_MOMENTS),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_ctrl_c_at_any_moment(
     moment: Callable[[Trainer, int, Happening], None],
@@ -131,7 +143,10 @@ def test_ctrl_c_at_any_moment(
 
 
 # Of the files of tensors that a run writes: the first, some between, the last.
-PARTS = [part / 6 for part in range(7)]
+PARTS = [
+    pytest.param(part / 6, marks=[pytest.mark.slow, pytest.mark.promise] if part % 2 else [])
+    for part in range(7)
+]
 
 
 @pytest.mark.parametrize("part", PARTS)

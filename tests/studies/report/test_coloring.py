@@ -56,6 +56,8 @@ def only(run: Run) -> bytes:
     return picture.content
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_whoever_is_missing_all_others_keep_their_colors(tmp_path: Path) -> None:
     first, second = drawn(tmp_path / "1", "a", "b"), drawn(tmp_path / "2", "b")
     document = api.report([first, second], out=tmp_path / "out")
@@ -74,6 +76,8 @@ def test_colors_are_exchanged(tmp_path: Path) -> None:
     assert only(api.report(runs).runs[1]) == picture_of(("b", "a"), RED, BLUE)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_color_that_is_taken_goes_to_nobody_else(tmp_path: Path) -> None:
     runs = [drawn(tmp_path / name, name) for name in "abc"]
     assert [shown(run) for run in api.report(runs).runs] == [{BLUE}, {RED}, {GREEN}]
@@ -102,6 +106,8 @@ def test_a_figure_that_cannot_be_recolored_says_so(damage: str, tmp_path: Path) 
     assert only(document.runs[1]) == next(figures.iterdir()).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_more_checkpoints_than_colors_repeat_them(tmp_path: Path) -> None:
     names = tuple(f"m{number}" for number in range(8))
     many, last = drawn(tmp_path / "1", *names), drawn(tmp_path / "2", *names[::-1])
