@@ -43,7 +43,7 @@ class AheadHits:
 
     Attributes:
         hits: ``(B,)`` choices that are found.
-        uses: ``(B, L, E)`` tokens that choose each expert.
+        uses: ``(B, L, E)`` int32, tokens that choose each expert.
         loaded: m.
     """
 

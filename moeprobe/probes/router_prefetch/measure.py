@@ -99,5 +99,6 @@ def _hits(layer: LayerRouting, scores: Tensor, sizes: Sequence[int]) -> list[Ahe
     # Ties to the lower expert, as in the choice itself.
     order = scores[:, tokens].sort(dim=-1, descending=True, stable=True).indices
     by_rank = is_choice.gather(-1, order).sum(1)
-    uses = is_choice.sum(1)[:, None]
+    # The uses of all layers are kept for each number of loaded experts: half as many bytes as by default.
+    uses = is_choice.sum(1, dtype=torch.int32)[:, None]
     return [AheadHits(by_rank[:, :size].sum(1), uses, size) for size in sizes]
