@@ -52,7 +52,7 @@ def summarize(
         unit_of=run_info.unit_of,
     )
     sites = stored.sites()
-    pieces = [[site] for site in sites] if combine is None else _by_layer(sites)
+    pieces = [[site] for site in sites] if combine is None else group_by_layer(sites)
 
     def lines_of(number: int) -> tuple[list[_Lines], list[_Lines]]:
         valued = [[value(cell) for cell in site] for site in pieces[number]]
@@ -85,7 +85,7 @@ def summarize(
     return table, frame([judged[at] for at in np.argsort(cell_numbers, kind="stable")], judged=True)
 
 
-def _by_layer(sites: Sequence[list[StoredCell]]) -> list[list[list[StoredCell]]]:
+def group_by_layer(sites: Sequence[list[StoredCell]]) -> list[list[list[StoredCell]]]:
     """Return the sites of each layer and kind of tokens together."""
     by_layer: dict[tuple[str, str], list[list[StoredCell]]] = {}
     for site in sites:

@@ -16,6 +16,7 @@ import pandas as pd
 from moeprobe.judging import words
 from moeprobe.judging.differences import are_comparable, check_same_images, has_collapsed, has_interval
 from moeprobe.judging.excluded import Excluded
+from moeprobe.judging.summarize import Combine, group_by_layer
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.proportions import CONFIDENCE
@@ -32,6 +33,8 @@ from moeprobe.results.values import Analyses, CellValues, Evaluator
 Pair = tuple[str, str]
 Row = dict[str, Any]
 FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
+# Column with the view of a mean over views, until families are judged; empty for all other rows.
+_OF_MEAN = "of_mean"
 # The file of a comparison that holds these claims.
 TRAININGS = "trainings.csv"
 
@@ -79,6 +82,7 @@ def compare_trainings(
     run_info: About,
     pairs: Mapping[Pair, Sequence[Pair]],
     margin: float = words.MARGIN,
+    combine: Combine | None = None,
 ) -> pd.DataFrame:
     """Return the mean difference of each group of pairs, a row for each number of each cell.
 
@@ -88,23 +92,38 @@ def compare_trainings(
         run_info: what all rows share.
         pairs: as ``groups_of_pairs`` returns them.
         margin: differences inside ± margin count as none, of shares.
+        combine: makes means of the values of each layer, as in ``summarize``, with the influence of each image; their
+            rows come last, and those of each view are a family of their own.
     """
     value = Evaluator.for_differences(
         analyses, aligned=run_info.aligned, seed=run_info.seed, unit_of=run_info.unit_of
     )
     rows: list[Row] = []
-    for site in images.sites() if pairs else ():
-        # Floors are arithmetic, not routing.
-        if site[0].cell.view in FLOORS:
-            continue
-        valued = {stored.checkpoint: value(stored) for stored in site}
-        for groups, members in pairs.items():
-            # A layer that one of the trainings lacks is none of all of them.
-            if all({*member} <= {*valued} for member in members):
-                rows += _rows(
-                    groups, [(valued[checkpoint], valued[reference]) for checkpoint, reference in members]
-                )
+    means: list[Row] = []
+    # Floors are arithmetic, not routing.
+    sites = [site for site in images.sites() if site[0].cell.view not in FLOORS] if pairs else []
+    for piece in [[site] for site in sites] if combine is None else group_by_layer(sites):
+        valued = [[value(stored) for stored in site] for site in piece]
+        for of_site in valued:
+            rows += _rows_of_groups(pairs, of_site)
+        for of_mean in () if combine is None else combine(valued):
+            means += [row | {_OF_MEAN: row["view"]} for row in _rows_of_groups(pairs, of_mean)]
+    rows = [{_OF_MEAN: ""} | row for row in rows + means]
     return _judge(pd.DataFrame(rows), margin) if rows else pd.DataFrame()
+
+
+def _rows_of_groups(pairs: Mapping[Pair, Sequence[Pair]], site: Sequence[CellValues]) -> list[Row]:
+    """Return the rows of one site, or of one mean, of all groups of pairs."""
+    valued = {values.checkpoint: values for values in site}
+    return [
+        row
+        for groups, members in pairs.items()
+        # A layer that one of the trainings lacks is none of all of them.
+        if all({*member} <= {*valued} for member in members)
+        for row in _rows(
+            groups, [(valued[checkpoint], valued[reference]) for checkpoint, reference in members]
+        )
+    ]
 
 
 def _rows(groups: Pair, members: Sequence[tuple[CellValues, CellValues]]) -> list[Row]:
@@ -165,7 +184,7 @@ def _difference(name: NumberName, values: CellValues, reference: CellValues) -> 
 def _judge(table: pd.DataFrame, margin: float) -> pd.DataFrame:
     """Return the rows with intervals that hold for a whole family, and with their words."""
     judged = []
-    for _, family in table.groupby(FAMILY, sort=False):
+    for _, family in table.groupby([*FAMILY, _OF_MEAN], sort=False):
         # Each interval is wide enough that all of the family hold at once.
         confidence = CONFIDENCE ** (1 / len(family))
         for row in family.to_dict("records"):

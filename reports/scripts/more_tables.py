@@ -145,7 +145,7 @@ def corruptions(folder: Path) -> list[str]:
     table = pd.read_csv(folder / "digits.csv", keep_default_na=False)
     by_place = dict(iter(table.groupby(["view", "metric", "layer", "model"], sort=False)))
     for view in ("mean", *FAMILIES, *NAMES):
-        cells = [f"`{view}`" if view in NAMES else "**all**" if view == "mean" else f"*{view}*"]
+        cells = [corruption_name(view)]
         for metric, layer in columns.values():
             cells += [
                 span(by_place[view, metric, layer, side]["value"]) for side in ("V-MoE", "V-MoE with PRC")
@@ -154,6 +154,11 @@ def corruptions(folder: Path) -> list[str]:
         cells.append(signed(by_place[view, "top2_set_match_kappa", "blocks.3", "difference"]))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def corruption_name(view: str) -> str:
+    """Return a corruption, a family or the mean of all as tables show it."""
+    return f"`{view}`" if view in NAMES else "**all**" if view == "mean" else f"*{view}*"
 
 
 def precision(folder: Path, name: str) -> list[str]:

@@ -260,6 +260,8 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "reference values of κ": kappa_reference.lines,
     "all seeds": all_seeds,
     "over trainings and images": training_tables.lines,
+    "corruptions over trainings and images": training_tables.corruptions,
+    "attacks over trainings and images": training_tables.attacks,
     "accuracies": accuracies,
     "dead experts": dead_experts,
     "what changes the accuracy under noise": causes_of_accuracy,

@@ -1,60 +1,235 @@
-"""What PRC changes over other trainings and other images, on digits and shapes.
+"""What PRC changes over other trainings and other images: crops, corruptions, attacks, and Fashion-MNIST.
 
-    python -m reports.scripts.regenerate_trainings
+    python -m reports.scripts.regenerate_trainings [REPORT ...]
 
-For each k the three committed pairs of checkpoints (V-MoE, and V-MoE with PRC) run over all test images: accuracy, and
-the match of two crops. ``moeprobe compare`` makes the claims about trainings, over seeds and images at once. Writes
-``reports/trainings/DATA.csv``: the sums per image that the claims follow from are too large for git.
+The three committed pairs of checkpoints (V-MoE, and V-MoE with PRC) run over the same images. Claims about trainings
+are those of ``moeprobe compare``, over seeds and images at once; the layers of one view and severity are a family.
+Writes ``reports/trainings/REPORT.csv``: the sums per image that the claims follow from are too large for git.
 """
 
+import argparse
+import dataclasses
+import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
 from moeprobe import api
+from moeprobe.inputs.corruptions import FAMILIES, MEAN, NAMES
+from moeprobe.judging import differences
+from moeprobe.judging.summarize import Combine
+from moeprobe.judging.trainings import compare_trainings, groups_of_pairs
+from moeprobe.metrics.base import trial_lists
+from moeprobe.metrics.declaration import NumberName
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.probes.corruptions.measure import Mean, mean_values, means_of
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.results import finished
 from moeprobe.results.columns import TRAININGS_COLUMNS
+from moeprobe.results.stored_cell import StoredCell
+from moeprobe.results.summaries import About
+from moeprobe.results.values import CellValues
 from moeprobe.runtime.files import write_csv
+from reports.scripts import regenerate_attack, regenerate_corruptions, regenerate_fashion
 
 OUT, CHECKPOINTS = Path("reports/trainings"), Path("checkpoints/reference")
 SEEDS, TOP_KS, OBJECTIVES = (0, 1, 2), (2, 1), ("baseline", "prc")
 VIEWS = ("random_crop", "prc_crops")
-_LEFT_OUT = {"judgement", "margin"}
+# What pages say of attacks: the run, and view and severity of the perturbed images.
+ATTACKS = {
+    ("answer", "attack"): (2, 8),
+    ("answer", "random_signs"): (8,),
+    ("routes", "attack_routes"): (8,),
+    ("overload", "attack_overload"): (8,),
+}
+ANALYSES = {"output", "match", "set_match", "busiest_expert", "information"}
+_ACCURACY = {"accuracy": ("",)}
+# The same in all rows, or what follows from the rest.
+_LEFT_OUT = {"checkpoint", "reference", "tokens", "ci_low", "ci_high", "verdict", "judgement", "margin"}
 COLUMNS = ["top_k", *(name for name in TRAININGS_COLUMNS if name not in _LEFT_OUT)]
+# More digits are noise of the machine.
+_DIGITS = 6
 
 
-def main() -> None:
+def main(reports: Sequence[str]) -> None:
     """Measure and write."""
     torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
-    for data in ("digits", "shapes"):
-        claims = [rows for top_k in TOP_KS for rows in claims_of(data, top_k)]
-        write_csv(OUT / f"{data}.csv", pd.concat(claims, ignore_index=True))
+    for report in reports:
+        claims = pd.concat(REPORTS[report](), ignore_index=True)
+        write_csv(OUT / f"{report}.csv", claims[COLUMNS].round(_DIGITS))
 
 
-def claims_of(data: str, top_k: int, *, limit: int | None = None) -> Iterator[pd.DataFrame]:
-    """Yield the claims of the output, and of patches in each view, for one k."""
-    models = [CHECKPOINTS / f"{data}-{kind}-k{top_k}-seed{seed}" for kind in OBJECTIVES for seed in SEEDS]
-    options: dict[str, Any] = {"data": data, "limit": limit, "device": "cpu", "figures": False}
-    metrics = {"accuracy", *(f"top{k}_{match}" for k in {1, top_k} for match in _matches(k))}
+def of_crops(
+    data: str, *, top_ks: Sequence[int] = TOP_KS, limit: int | None = None
+) -> Iterator[pd.DataFrame]:
+    """Yield the claims of the output, and of patches in each view, for each k."""
+    for top_k in top_ks:
+        options: dict[str, Any] = {"data": data, "limit": limit}
+        yield from claims_of(api.evaluate, data, top_k, _ACCURACY, **options)
+        for view in VIEWS:
+            yield from claims_of(api.match_ratio, data, top_k, _matches(top_k), view=view, **options)
+
+
+def of_fashion(*, top_ks: Sequence[int] = TOP_KS, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    """Yield the claims of each run of ``regenerate_fashion`` that has all seeds."""
+    metrics = {
+        "eval": _ACCURACY,
+        "routes": {f"{kind}_information": ("",) for kind in ("class", "position", "color")},
+    }
+    for top_k in top_ks:
+        for folder, probe, names, options in regenerate_fashion.questions(SEEDS[-1]):
+            if any(f"-k{top_k}-" in name for name in names):
+                fewer = {} if limit is None else {"limit": limit}
+                wanted = metrics.get(folder, _matches(top_k))
+                yield from claims_of(probe, "fashion", top_k, wanted, data="fashion_mnist", **options | fewer)
+
+
+def of_corruptions(*, limit: int = regenerate_corruptions.IMAGES) -> Iterator[pd.DataFrame]:
+    """Yield the claims of means over severities: of each corruption, each family, and all standard ones."""
+    severities = regenerate_corruptions.SEVERITIES
+    means = [mean for mean in means_of(NAMES, severities) if mean.severity != mean.severity]
+    means = [mean for mean in means if mean.view in (MEAN, *FAMILIES, *NAMES)]
+    for claims in claims_of(
+        api.corruptions,
+        "digits",
+        2,
+        _ACCURACY | {"top2_set_match_kappa": ("pooled",)},
+        combine=partial(_means, means=means),
+        data="digits",
+        severities=severities,
+        controls=False,
+        limit=limit,
+    ):
+        yield claims[claims["severity"].isna()]
+
+
+def of_attacks(*, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    """Yield the claims of each attack that ``ATTACKS`` names."""
+    metrics = ("accuracy", "top1_match", "top2_set_match", "busiest_expert")
+    for run in dict.fromkeys(run for run, _ in ATTACKS):
+        sites = {view: severities for (of_run, view), severities in ATTACKS.items() if of_run == run}
+        yield from claims_of(
+            api.attack,
+            "digits",
+            2,
+            dict.fromkeys(metrics, ("",)),
+            sites=sites,
+            limit=limit,
+            on=regenerate_attack.RUNS[run].get("on", "answer"),
+            epsilons=sorted({0, *itertools.chain(*sites.values())}),
+        )
+
+
+REPORTS: dict[str, Callable[..., Iterator[pd.DataFrame]]] = {
+    "digits": partial(of_crops, "digits"),
+    "shapes": partial(of_crops, "shapes"),
+    "corruptions": of_corruptions,
+    "attack": of_attacks,
+    "fashion": of_fashion,
+}
+
+
+def claims_of(
+    probe: Any,
+    trained_on: str,
+    top_k: int,
+    nulls: Mapping[str, Sequence[str]],
+    *,
+    sites: Mapping[str, Sequence[float]] | None = None,
+    combine: Combine | None = None,
+    **options: Any,
+) -> Iterator[pd.DataFrame]:
+    """Yield the claims of a run over all models: a table for each view and severity, or one of all with means.
+
+    Args:
+        probe: of ``moeprobe.api``.
+        trained_on: the data of the checkpoints, in their names.
+        top_k: k.
+        nulls: metric -> its chance levels that are wanted.
+        sites: view -> its severities that are wanted; None = all.
+        combine: makes means of them (``compare_trainings``).
+        options: of the probe.
+    """
+    models = [f"{trained_on}-{kind}-k{top_k}-seed{seed}" for kind in OBJECTIVES for seed in SEEDS]
     with tempfile.TemporaryDirectory() as folder:
-        runs = [Path(folder) / name for name in ("eval", *VIEWS)]
-        api.evaluate(models, out=runs[0], **options)
-        for view, out in zip(VIEWS, runs[1:], strict=True):
-            api.match_ratio(models, view=view, out=out, **options)
-        for run in runs:
-            claims = api.compare(run).trainings
-            claims = claims[claims["metric"].isin(metrics) & claims["tokens"].isin(["patch", ""])]
-            claims = claims[claims["null"].isin(["", "pooled", "image"])]
-            yield claims.assign(top_k=top_k)[COLUMNS]
+        run = Path(folder) / "run"
+        probe([CHECKPOINTS / name for name in models], out=run, device="cpu", figures=False, **options)
+        measured = finished.read(run)
+        analyses = make_analyses([name for name in measured.request.analyses if name in ANALYSES])
+        groups, seeds = measured.training("group"), measured.training("seed")
+        pairs = differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds)
+        info = About.of_request(
+            measured.request, run="", aligned=measured.is_aligned, train_seeds={}, groups={}
+        )
+        sums = measured.sums.pool_draws(lists=trial_lists(analyses)).select(
+            lambda stored: (
+                stored.cell.tokens in ("patch", "")
+                and (sites is None or stored.cell.severity in sites.get(stored.cell.view, ()))
+            )
+        )
+        places = dict.fromkeys(map(_place, sums))
+        # A mean needs all places; without means, each place is a family.
+        for place in places if combine is None else [None]:
+            claims = compare_trainings(
+                sums.select(partial(_is_at, place=place)),
+                analyses=analyses,
+                run_info=info,
+                pairs=groups_of_pairs(pairs, groups),
+                combine=combine,
+            )
+            if len(claims):
+                numbers = zip(claims["metric"], claims["null"], strict=True)
+                claims = claims.assign(top_k=top_k)
+                yield claims[[null in nulls.get(metric, ()) for metric, null in numbers]]
 
 
-def _matches(k: int) -> tuple[str, str]:
+def _place(stored: StoredCell) -> tuple[str, str]:
+    """Return view and severity as words: a missing severity equals nothing, not even itself."""
+    return stored.cell.view, str(stored.cell.severity)
+
+
+def _is_at(stored: StoredCell, *, place: tuple[str, str] | None) -> bool:
+    return place in (None, _place(stored))
+
+
+def _matches(top_k: int) -> dict[str, tuple[str, ...]]:
     """Return the match of the experts that process a token, and of its first one, with κ."""
-    return ("match", "match_kappa") if k == 1 else ("set_match", "set_match_kappa")
+    names = dict.fromkeys(["top1_match", "top1_match" if top_k == 1 else f"top{top_k}_set_match"])
+    return dict.fromkeys(names, ("",)) | {f"{name}_kappa": ("pooled", "image") for name in names}
+
+
+def _means(valued: Sequence[Sequence[CellValues]], *, means: Sequence[Mean]) -> Iterable[list[CellValues]]:
+    """Yield means over corruptions, with the influence of each image."""
+    by_place = {
+        (values.checkpoint, values.cell.view, values.cell.severity): values
+        for of_site in valued
+        for values in of_site
+    }
+    for mean, of_mean in zip(means, mean_values(valued, means=means, baseline=None), strict=True):
+        yield [
+            dataclasses.replace(values, influences=_mean_influences(
+                [by_place[values.checkpoint, *at].influences for at in mean.parts], list(values.numbers)
+            ))
+            for values in of_mean
+        ]  # fmt: skip
+
+
+def _mean_influences(
+    influences: Sequence[Mapping[NumberName, Array]], names: Sequence[NumberName]
+) -> dict[NumberName, Array]:
+    """Return the influence of each image on the mean of some values, those of each."""
+    return {name: np.mean([of_part[name] for of_part in influences], axis=0) for name in names}
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("reports", nargs="*", default=list(REPORTS))
+    main(parser.parse_args().reports)

@@ -144,12 +144,16 @@ def over_seeds(found: pd.DataFrame, digits: int = 2) -> tuple[float, float, floa
     return round(float(mean), digits), round(float(mean - reach), digits), round(float(mean + reach), digits)
 
 
-def over_both(data: str, metric: str, top_k: int, **equal: Any) -> tuple[float, float, float]:
+def over_both(
+    data: str, metric: str, top_k: int, digits: int = 2, **equal: Any
+) -> tuple[float, float, float]:
     """Mean of pairs of trainings, and its interval over trainings and images for both layers at once, rounded."""
     row = rows(f"trainings/{data}.csv", metric=metric, top_k=top_k, **equal)
     if len(row) != 1:
         raise LookupError(f"{len(row)} rows of {metric} have {equal}")
-    value, low, high = (round(float(row[name].iloc[0]), 2) + 0.0 for name in ("value", "sim_low", "sim_high"))
+    value, low, high = (
+        round(float(row[name].iloc[0]), digits) + 0.0 for name in ("value", "sim_low", "sim_high")
+    )
     return value, low, high
 
 

@@ -64,7 +64,8 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/faults", "reports/bench", "reports/attack",
         "reports/corruptions", "reports/deformations", "reports/precision", "reports/align",
         "reports/flips", "reports/experts", "reports/exchanged",
-        "reports/trainings/digits", "reports/trainings/shapes", "reports/real",
+        "reports/trainings/digits", "reports/trainings/shapes", "reports/trainings/corruptions",
+            "reports/trainings/attack", "reports/real",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 
