@@ -275,6 +275,7 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "costs of routers": router_costs.lines,
     "quality of real models": real_tables.quality,
     "κ on photographs": real_tables.claims,
+    "noise that changes sets": real_tables.margins,
     "pictures that were taken as pairs": real_tables.pairs,
     "flips along a video": real_tables.flips,
     "flips by margin": more_tables.margins,

@@ -27,7 +27,7 @@ from moeprobe.models.training.tasks import Normalise
 from moeprobe.runtime.files import write_csv
 from reports.scripts.printed import shrink
 from reports.scripts.real.material import PICTURES
-from reports.scripts.real.tables import CORRUPTIONS, SEVERITY
+from reports.scripts.real.tables import CORRUPTIONS, MARGINS, SEVERITY, WEAKEST
 from reports.scripts.real.train import MODELS, SEEDS, checkpoint, data_of
 
 OUT, FIGURE = Path("reports/real"), Path("docs/img/real-overlay.png")
@@ -67,6 +67,7 @@ QUESTIONS = {
     "corruptions": Question(
         api.corruptions, {"corruptions": CORRUPTIONS, "severities": (SEVERITY,), "controls": False}
     ),
+    "margins": Question(api.margins, {"sigmas": (WEAKEST, 0.1, 0.2), "draws": 4}),
     "eval": Question(api.evaluate),
     "pairs": Question(api.match_ratio, {"view": "second_picture"}, _PAIRS, "pairs"),
     "warps": Question(api.match_ratio, {"view": "second_picture"}, _PAIRS, "warps"),
@@ -130,7 +131,10 @@ def kept(table: pd.DataFrame) -> pd.DataFrame:
     is_asked &= (table["run"] != "corruptions") | table["view"].isin(CORRUPTIONS)
     # A shift is as large as a real step from one frame to the next.
     is_asked &= (table["run"] != "shifts") | (table["view"] == "frame before")
-    return table[(is_kappa | is_match | (table["metric"] == "accuracy")) & is_asked]
+    # Of the margins, at the weakest noise, where most sets still are what they were.
+    is_margin = (table["run"] == "margins") & (table["tokens"] == "patch") & table["metric"].isin(MARGINS)
+    is_margin &= table["severity"].isna() | (table["severity"] == WEAKEST)
+    return table[((is_kappa | is_match | (table["metric"] == "accuracy")) & is_asked) | is_margin]
 
 
 def draw(root: Path) -> None:

@@ -1,6 +1,8 @@
 """What the page on real photographs says, in Markdown, from ``reports/real``."""
 
+from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -9,6 +11,12 @@ from reports.scripts.real.train import MODELS
 
 # A corruption of each family but noise, and two of weather, at the middle severity.
 CORRUPTIONS, SEVERITY = ("motion_blur", "snow", "fog", "contrast", "jpeg_compression"), 3.0
+# Of the run of margins: metrics, with what their rows are called, and the noise of those that have one.
+WEAKEST = 0.05
+MARGINS = {
+    "critical_sigma_median": "σ at which half of the sets have changed",
+    "flip_auroc": f"AUC of predicted flips, σ {WEAKEST:g}",
+}
 # Of how many held-out photographs a table is; and what its rows are called.
 _CLAIMS: dict[tuple[str, str, float | None, str], str] = {
     ("crops", "random_crop", None, "patch"): "two random crops",
@@ -57,11 +65,30 @@ def claims(folder: Path) -> list[str]:
         rows = _cell(trainings, run, view, severity, tokens, _KAPPA)
         for row in rows.to_dict("records"):
             values = _cell(table, run, view, severity, tokens, _KAPPA)
-            cells = _spans(values[values["layer"] == row["layer"]])
-            interval = f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]"
-            word = row["judgement"] or row["verdict"]
-            lines.append(f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {interval} | {word} |")
+            lines.append(_difference(label, row, values))
     return lines
+
+
+def margins(folder: Path) -> list[str]:
+    """Return at which noise sets change, and how well margins tell which: a line per number and layer."""
+    trainings, table = _read(folder / "trainings.csv"), _read(folder / "table.csv")
+    lines = [
+        f"| | MoE layer | {' | '.join(MODELS.values())} | difference [simultaneous 95 %] | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for metric, label in MARGINS.items():
+        values = table[(table["run"] == "margins") & (table["metric"] == metric)]
+        rows = trainings[(trainings["run"] == "margins") & (trainings["metric"] == metric)]
+        lines += [_difference(label, row, values) for row in rows.to_dict("records")]
+    return lines
+
+
+def _difference(label: str, row: dict[Hashable, Any], values: pd.DataFrame) -> str:
+    """Return a line: values of both models in a layer, and their difference over trainings and photographs."""
+    cells = _spans(values[values["layer"] == row["layer"]])
+    interval = f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]"
+    word = row["judgement"] or row["verdict"]
+    return f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {interval} | {word} |"
 
 
 def pairs(folder: Path) -> list[str]:
