@@ -30,7 +30,7 @@ def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: st
         model: made sparse by ``nn.sparse.make_sparse``, freshly initialized.
         dense: by timm's names; a head among them is left out. Position embeddings may be of another grid.
         source: what they are from, for sentences.
-        noise: standard deviation of what is added to the weights of each copy, as a share of the weights' own; biases
+        noise: standard deviation of the noise in the weights of each copy, as a share of the weights' own; biases
             stay as they are. With 0 all experts begin equal, and only what they are sent tells them apart.
 
     Raises:
