@@ -52,7 +52,7 @@ def load_model(
         prompt: lets a vision-language model of ``hf:`` read pictures, each beside this prompt; None = texts.
         image_size: side in pixels of these pictures; None = the processor's own for a square picture.
         device_map: spreads a model of ``hf:`` over devices: "auto", "balanced", or a JSON file of modules and devices.
-        max_memory: memory that it may use, such as "0:70GiB,cpu:100GiB"; what is left goes to the disk.
+        max_memory: memory that it may use, such as "0:70GiB,cpu:100GiB"; the rest goes to the disk.
         offload: folder for these weights; they are removed with the model.
 
     Raises:

@@ -89,8 +89,8 @@ def probe(
         models: as in ``match_ratio``.
         data: as in ``match_ratio``.
         watcher: as in ``match_ratio``.
-        keywords: those of the probe's own function, e.g. ``view``, unless ``kind`` has them; and ``options``, or
-            what is changed of them.
+        keywords: as of the probe's own function, e.g. ``view``, unless ``kind`` has them; and ``options``, or
+            single options.
 
     Raises:
         UserError: something named does not exist or does not fit.

@@ -193,7 +193,7 @@ def attack(
     """Does a small, harmful change of the pixels also change the experts?
 
     Projected gradient ascent, with the change of the image no larger than epsilon; the routing is compared with the
-    clean image's. Random changes of the same norm stand beside it. ```on``` says what is raised: the loss of the answer,
+    clean image's. Random changes of the same norm stand beside it. ```on``` names the goal: the loss of the answer,
     the tokens that leave their sets of experts, or those that go to one expert.
 
     Args:
@@ -1090,7 +1090,7 @@ def trace_balance(
 
     Overlap of the hot experts (the eighth with the most choices) of one window of requests and the next, with chance
     and the overlap of shuffled requests. With ``ranks`` or ``placement`` also the load of the busiest rank over the
-    mean, and that of a greedy placement, made on the first half of the requests and judged on the second. With ``every``
+    mean, also for a greedy placement, made on the first half of the requests and judged on the second. With ``every``
     200, also whether the load has moved since the first batches, looked at again after each.
 
     Args:
@@ -1103,7 +1103,7 @@ def trace_balance(
             the interval holds however often you look.
         periods: Batches by a CSV with the columns image_id and unit (e.g. the hour of each request), in place of
             ``every``. Periods should be complete: the last one counts as much as any other.
-        baseline: Batches at the beginning that say what is usual, with ``every`` or ``periods``.
+        baseline: Batches at the beginning that set the usual load, with ``every`` or ``periods``.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
@@ -1238,7 +1238,7 @@ def trace_prefetch(
     svg: bool = False,
     command: str = '',
 ) -> Result:
-    """Which experts come next: do this layer's choices, or those of the previous token, predict the next layer's?
+    """Which experts come next: do this layer's choices, or the previous token's, predict the next layer's?
 
     Share of a token's experts among the m experts that are predicted from the layer before, from the previous token,
     or from both, with frequencies fitted on other requests (cross-validated); beside the m busiest experts of other

@@ -26,7 +26,7 @@ class Arg:
         metavar: what help calls it where it is an argument without an option; empty = it has an option.
         choices: words that are typed for values; None = the value itself.
         words: all that a text may be; empty = any text.
-        low: its least value, or that of each in a list; None = no bound.
+        low: its least value, in a list the least of each; None = no bound.
         high: its largest value; None = no bound.
         above: a bound that it must exceed; None = no bound.
         below: a bound that it must not reach; None = no bound.

@@ -33,7 +33,7 @@ class Probe(Question[R], ABC, Generic[R]):
     A plain loop over images needs no more than its analyses; what measures otherwise names its ``work``.
 
     Attributes:
-        views: what it perturbs; its field of the view says how, that of severities how far.
+        views: what it perturbs; its field ``view`` says how, and its severities say how far.
         needs_routing: whether dense models, which have no MoE layer, are refused.
         labels_required: whether data without the model's classes are refused.
         optional: analyses that are left out where no model has scores.

@@ -21,7 +21,7 @@ class Modality:
         tokens: several of them.
         prefix: what its prefix tokens are called.
         data: what tables call the data where it comes from no data set; empty = it always does.
-        sampled: what was sampled, e.g. "patient"; empty = the inputs.
+        sampled: the sampling unit, e.g. "patient"; empty = the inputs.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Which tokens of two versions of a text represent the same piece of it.
 
-Coordinates are continuous, as those of images are: character i of the source covers [i, i + 1), and a span
+Coordinates are continuous, as in images: character i of the source covers [i, i + 1), and a span
 ``(start, end)`` is half-open. Tokens of a perturbed version are placed in the source too, by the characters that they
 were made of; an empty span has no place there.
 
@@ -30,10 +30,10 @@ def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
         token_characters = token_characters[token_characters[:, 1] > token_characters[:, 0]]
         if len(token_characters):
             spans[token] = token_characters[:, 0].min(), token_characters[:, 1].max()
-    return _divided(spans)
+    return _divide_spans(spans)
 
 
-def _divided(spans: Spans) -> Spans:
+def _divide_spans(spans: Spans) -> Spans:
     """Return spans in which neighbors no longer cover the same."""
     divided = spans.copy()
     new = np.ones(len(spans), dtype=bool)

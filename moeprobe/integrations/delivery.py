@@ -1,7 +1,7 @@
 """Hand records to sinks: one that hangs, fails or is slow does not hold up the training.
 
 A sink is called in a thread of its own, and the training waits for it up to a deadline. So a sink that works has its
-record when the training goes on, and random numbers that it drew are put back. One that is late goes on by itself; if
+record when the training continues, and random numbers that it drew are put back. A late sink continues by itself; if
 it draws from Python's or NumPy's random numbers then, the training draws others than without it.
 """
 
@@ -89,8 +89,8 @@ class Delivery:
             step, _ = self._calls[0]
             self._guard.warn(
                 "late",
-                f"{self._name} did not take the record of step {step} within {DEADLINE:g} s. The training goes on, and "
-                f"{MOST_WAITING} records wait for it at the most. {REMEDY}",
+                f"{self._name} did not take the record of step {step} within {DEADLINE:g} s. The training continues, "
+                f"and {MOST_WAITING} records wait for it at the most. {REMEDY}",
             )
 
     def report_end(self) -> None:

@@ -31,7 +31,7 @@ class TrainingGuard:
         """Warn of an error.
 
         Args:
-            error: what was raised; a ``UserError`` says itself how to mend it.
+            error: the exception; a ``UserError`` says itself how to mend it.
             failure: what did not happen; with the class of the error it is the kind that is said once.
             remedy: a sentence on what to do.
             at: when, e.g. " at step 20".
@@ -40,7 +40,7 @@ class TrainingGuard:
             sentence = f"{failure}{at}: {error!s}"
         else:
             sentence = f"{failure}{at}: {error_text(error)}. {remedy}"
-        self.warn((failure, type(error)), f"{sentence} The training goes on.")
+        self.warn((failure, type(error)), f"{sentence} The training continues.")
 
     def warn(self, kind: Hashable, sentence: str) -> None:
         """Warn, unless something of this kind was said before."""

@@ -23,7 +23,7 @@ SAME_NUMBERS = Metric(
 FITTED = Metric(
     "fitted",
     about="κ of the overlap of the experts of tokens on the inputs that the alignment was fitted to: too high. Chance "
-    "is that of the loads of all inputs, where expert_overlap_kappa pairs different inputs only",
+    "is taken from the loads of all inputs, where expert_overlap_kappa pairs different inputs only",
     label="κ of the loads, in sample",
     margin=False,
 )

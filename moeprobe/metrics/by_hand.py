@@ -101,7 +101,7 @@ def numbers(
     {'choice_differs': 0.4}
 
     Args:
-        analysis: what is measured.
+        analysis: the one to compute.
         subject: a batch, as the ``sums`` of the analysis take it.
         labels: the class of each image, where it is known.
 

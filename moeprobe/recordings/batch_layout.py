@@ -57,7 +57,7 @@ class BatchLayout:
             return [value[0]]
         if self.mask is None:
             raise Fault(
-                f"{what} is one array of {len(value)} sequences, and {_MASK} is missing, which says what is padding; "
+                f"{what} is one array of {len(value)} sequences, and {_MASK}, which marks the padding, is missing; "
                 "save it too, or a list of one array for each sequence"
             )
         return self._without_padding(value, what, axes, tail=tail)

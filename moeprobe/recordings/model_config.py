@@ -74,7 +74,7 @@ class MoeShape:
         alternative = "" if self.mtp_layers else ", or another model's config.json"
         return (
             f"known as {behind} of multi-token prediction (MTP), captured behind the model's own{alternative}; serve "
-            "without speculative decoding, or cut what is behind"
+            "without speculative decoding, or cut the layers behind"
         )
 
     @property

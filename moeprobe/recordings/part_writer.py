@@ -40,7 +40,7 @@ class PartsWriter:
         self._last: str | None = None
 
     def write(self, rows: Sequence[pa.RecordBatch]) -> None:
-        """Write rows, those of an input one after the other.
+        """Write rows, all rows of an input one after the other.
 
         Raises:
             UserError: rows of an input come after its part is full, or a file cannot be written.
@@ -86,7 +86,7 @@ class PartsWriter:
         self._number += 1
 
     def close(self, info: Mapping[str, Any]) -> None:
-        """Write the metadata of the last part: with what is known of the whole trace."""
+        """Write the metadata of the last part, with the facts about the whole trace."""
         self._end_part(info)
 
     def abandon(self, error: BaseException) -> None:
@@ -98,7 +98,7 @@ class PartsWriter:
 def writing_parts(
     folder: Path, rows_per_file: int, describe_part: Callable[[], Mapping[str, Any]]
 ) -> Iterator[PartsWriter]:
-    """Yield a writer of a folder of parts, which is there when the block succeeds; in start of what was there.
+    """Yield a writer of a folder of parts, which appears when the block succeeds, instead of an earlier one.
 
     Args:
         folder: of the parts.

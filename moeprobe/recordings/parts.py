@@ -135,7 +135,7 @@ def _comparable(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join_metadata(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the metadata of a trace from those of its parts."""
+    """Return the metadata of a trace from the metadata of its parts."""
     joined = dict(parts[0])
     for part in parts[1:]:
         joined["skipped"] = list(dict.fromkeys([*joined["skipped"], *part["skipped"]]))

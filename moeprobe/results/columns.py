@@ -95,7 +95,7 @@ COLUMNS: dict[str, str] = {
 # The column that all tables of a run with ``--unit``, or of batches, have beside them.
 UNIT = "unit"
 UNIT_COLUMNS: dict[str, str] = {
-    UNIT: "what was sampled, only of runs with `--unit` or batches of requests: intervals are over it, and the column "
+    UNIT: "the sampling unit, only of runs with `--unit` or batches of requests: intervals are over it, and the column "
     "images counts it",
 }
 # What comparison.csv adds to them.
@@ -152,12 +152,12 @@ PLAN_COLUMNS: dict[str, str] = {
     "checkpoint": COLUMNS["checkpoint"],
     "reference": "checkpoint that it is compared with; empty where the run has one checkpoint alone",
     **{name: COLUMNS[name] for name in ("layer", "view", "severity", "tokens", "metric", "null")},
-    "unit": "what was sampled, which the columns images and images_needed count: image, text, request or as `--unit` "
+    "unit": "the sampling unit, which the columns images and images_needed count: image, text, request or as `--unit` "
     "named it",
     "images": "images that the run has",
-    "se": "standard error of the difference in the run; of one checkpoint alone √2 times that of its value",
+    "se": "standard error of the difference in the run; for one checkpoint alone √2 times the error of its value",
     "factor": "half of the simultaneous interval in standard errors",
-    "effect": "design effect of a share: its variance over images divided by that of independent tokens",
+    "effect": "design effect of a share: its variance over images divided by the variance for independent tokens",
     "difference": "the difference to be shown",
     "power": "how often so many images show it",
     "images_needed": "images that show it; empty where the run has no standard error",

@@ -47,9 +47,10 @@ def read_values(
         header = _header(content)
         # Seeds have any number of digits, which floats would lose.
         types = {name: float if name in numbers else str for name in header if name not in SEEDS}
-        table = _parsed(content, dtype=types, na_values={name: [""] for name in numbers})
+        table = _parse(content, dtype=types, na_values={name: [""] for name in numbers})
         columns = {
-            name: _checked(table[name]) if name in numbers else table[name].map(restore) for name in header
+            name: _convert_column(table[name]) if name in numbers else table[name].map(restore)
+            for name in header
         }
         return table.assign(**columns)
 
@@ -63,7 +64,7 @@ def read_texts(path: Path, *, content: bytes | None = None) -> pd.DataFrame:
     content = _content(path, content)
     with reading(path):
         _header(content)
-        return _parsed(content, dtype=str).map(restore)
+        return _parse(content, dtype=str).map(restore)
 
 
 def read_rows(path: Path, *, texts: Collection[str]) -> pd.DataFrame:
@@ -76,7 +77,7 @@ def read_rows(path: Path, *, texts: Collection[str]) -> pd.DataFrame:
     with reading(path):
         header = _header(content)
         text_columns = [name for name in header if name in texts]
-        table = _parsed(
+        table = _parse(
             content,
             dtype=dict.fromkeys(text_columns, str),
             dtype_backend="numpy_nullable",
@@ -138,7 +139,7 @@ def _header(content: bytes) -> list[str]:
     return header
 
 
-def _parsed(content: bytes, **settings: Any) -> pd.DataFrame:
+def _parse(content: bytes, **settings: Any) -> pd.DataFrame:
     table = pd.read_csv(io.BytesIO(content), keep_default_na=False, **settings)
     # Where lines have more cells than columns, pandas takes the first for names of lines.
     if not isinstance(table.index, pd.RangeIndex):
@@ -146,7 +147,7 @@ def _parsed(content: bytes, **settings: Any) -> pd.DataFrame:
     return table
 
 
-def _checked(numbers: pd.Series) -> pd.Series:
+def _convert_column(numbers: pd.Series) -> pd.Series:
     """Return a column of numbers as its declared type; raises ``ValueError`` where a cell is something else."""
     name = numbers.name
     if name in SEEDS:

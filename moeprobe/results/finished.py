@@ -123,7 +123,7 @@ def read_comparison(path: Path) -> pd.DataFrame:
 
 
 def _read_values(path: Path, sidecar: Mapping[str, Any], extra: Iterable[str] = ()) -> pd.DataFrame:
-    """Return a table of values: texts as they were, and numbers. ``extra`` are columns besides those of every table."""
+    """Return a table of values: texts as they were, and numbers. ``extra`` are columns besides the common ones."""
     table = read_values(path)
     if missing := {*COLUMNS, *extra} - set(table):
         raise not_as_written(path, f"it lacks {', '.join(sorted(missing))}")
@@ -143,7 +143,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def written_files(folder: Path, *names: str) -> list[str]:
-    """Return the figures of a finished run, then those of the named files that it wrote."""
+    """Return the figures of a finished run, then the named files that it wrote."""
     extra_files = (folder / name for name in names if files.is_file(folder / name))
     return [str(path) for path in (*sorted((folder / "figures").iterdir()), *extra_files)]
 

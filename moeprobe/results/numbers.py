@@ -43,7 +43,7 @@ def end(value: float, *, signed: bool = False, decimals: int = 3) -> str:
 def ends_of(row: Mapping[str, Any]) -> tuple[float, float]:
     """Return the ends of the interval that a table's row is shown with; NaN where there is none.
 
-    A difference has that of its family, which its word goes by; its own alone stands in ``comparison.csv``.
+    A difference has the interval of its family, which its word goes by; its own stands in ``comparison.csv`` alone.
     """
     kind = "sim" if "sim_low" in row else "ci"
     return float(row[f"{kind}_low"]), float(row[f"{kind}_high"])

@@ -1,6 +1,6 @@
 """What was sampled where it is no single image: patients, videos, prompts, as a file or the images' folders say.
 
-A run with ``--unit`` leaves ``units.csv`` beside its sums, so that what is compared later counts the same units.
+A run with ``--unit`` leaves ``units.csv`` beside its sums, so that later comparisons count the same units.
 """
 
 import hashlib

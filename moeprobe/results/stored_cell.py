@@ -89,7 +89,7 @@ class RowGroup:
         path: the file.
         version: of the file, when its row groups were indexed.
         number: of the row group.
-        rows: those of the cell.
+        rows: the cell's.
         size: rows of the row group.
         schema: columns of the file.
     """

@@ -131,7 +131,7 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def modality_of_table(table: pd.DataFrame, *, data: str = "", inputs: Modality | None = None) -> Modality:
-    """Return the modality of a table's inputs, with what was sampled.
+    """Return the modality of a table's inputs, with the sampling unit.
 
     Args:
         table: values or differences.
@@ -181,7 +181,7 @@ def set_match_of(table: pd.DataFrame) -> str:
 
 
 def with_shown_intervals(comparison: pd.DataFrame) -> pd.DataFrame:
-    """Return differences whose ``ci_low`` and ``ci_high`` are those of their families, which they are shown with."""
+    """Return differences with the intervals of their families, which are shown, as ``ci_low`` and ``ci_high``."""
     return comparison.assign(ci_low=comparison["sim_low"], ci_high=comparison["sim_high"])
 
 

@@ -90,7 +90,7 @@ class Evaluator:
     def for_differences(
         cls, analyses: Analyses, *, aligned: bool, seed: int, unit_of: Mapping[str, str] | None
     ) -> "Evaluator":
-        """Return what values cells that are subtracted from those of other models.
+        """Return the evaluator for cells that are subtracted from other models' cells.
 
         Numbers about single experts are left out: expert e of one model is no relative of expert e of another.
         """
@@ -213,7 +213,7 @@ class Evaluator:
 
 
 def _reorder(replicates: Replicates, order: NDArray[np.int64]) -> Replicates:
-    """Return a number with what is kept of each image in another order."""
+    """Return a number with its values per image in another order."""
     influence, contributions = (
         None if values is None else values[order]
         for values in (replicates.influence, replicates.contributions)

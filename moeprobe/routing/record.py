@@ -153,7 +153,7 @@ def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[
     A router's own order of its choices means nothing; the scores ``(B, T, E)`` say which came first. Absent choices
     (-1) come last. The experts are returned as int16.
 
-    A token chose experts 1 and 2; expert 2 has the higher score, and no room for it:
+    A token chose experts 1 and 2; expert 2 has the higher score, but no capacity left:
 
     >>> import torch
     >>> from moeprobe.routing.record import order_choices

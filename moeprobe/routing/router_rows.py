@@ -62,7 +62,7 @@ class RouterRows:
     Attributes:
         rows: ``(R, D)`` float64; the score of an expert is the product of its row with the token.
         start: how rows are drawn before training.
-        bias: ``(R,)`` what is added for each expert; None = nothing.
+        bias: ``(R,)`` added to each expert's score; None = nothing.
         is_bias_of_gates: the bias is added to gates, which are within [0, 1], and serves the choice alone; otherwise
             it is added to the product.
         top_k: experts of a token; None where tokens do not choose, or choose among groups of experts first.

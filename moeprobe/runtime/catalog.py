@@ -427,6 +427,10 @@ def _is_inside(first: str, second: str) -> bool:
 
 def _ratio(first: str, second: str, *, least: float = _LIKE) -> float:
     """Return how many of the letters are the same in the same order; 0 where that says nothing."""
-    ratio = difflib.SequenceMatcher(None, first.casefold(), second.casefold()).ratio()
-    same_initial = first[:1].casefold() == second[:1].casefold()
-    return ratio if ratio >= (least if same_initial else _OTHER_INITIAL) else 0.0
+    first, second = first.casefold(), second.casefold()
+    limit = least if first[:1] == second[:1] else _OTHER_INITIAL
+    # No more letters can be the same than the shorter name has, however long the other one is.
+    if 2 * min(len(first), len(second)) < limit * (len(first) + len(second)):
+        return 0.0
+    ratio = difflib.SequenceMatcher(None, first, second).ratio()
+    return ratio if ratio >= limit else 0.0

@@ -1,8 +1,8 @@
 """Import torchvision and timm without torch's compiler, which would take longer than both.
 
 While they are imported, they take two things of it: a function of ``torch._dynamo.utils`` that an operator calls, and,
-by the decorator ``torch.compiler.disable``, what keeps a function out of compiled graphs. Both are put off until they
-are called. Anything else that is asked of the compiler meanwhile loads it, as it would without this module.
+by the decorator ``torch.compiler.disable``, a way to keep a function out of compiled graphs. Both are put off until
+they are called. Anything else that is asked of the compiler meanwhile loads it, as it would without this module.
 """
 
 import functools

@@ -174,7 +174,7 @@ class Ranks:
         return json.loads(self._get(f"said/{key}", of))
 
     def forget(self, key: str) -> None:
-        """Drop what was announced and heard by all."""
+        """Drop an announcement that all have heard."""
         self._store.delete_key(f"said/{key}")
 
     def fail(self, sentence: str) -> bool:
@@ -229,7 +229,7 @@ class Ranks:
             dist.all_reduce(tensor, group=group)
 
     def broadcast(self, tensor: "Tensor") -> None:
-        """Put the tensor of the first process into that of each other one."""
+        """Copy the tensor of the first process to all others."""
         import torch.distributed as dist
 
         dist.broadcast(tensor, src=0)
@@ -270,7 +270,7 @@ class Ranks:
         names = ", ".join(map(str, gone)) or "none of them"
         raise UserError(
             f"A message among {self.size} processes failed; gone or hanging (counted from 0): {names}. The same "
-            f"command continues from what is saved ({str(error).splitlines()[0]})."
+            f"command continues from the saved state ({str(error).splitlines()[0]})."
         ) from error
 
     def leave(self) -> None:

@@ -74,7 +74,7 @@ class _Handling(ABC):
 class Ending(_Handling):
     """While it is entered, signals raise ``Terminated``; one that is ignored (``nohup``) stays so.
 
-    Python ignores what is raised in a hook of a fork, in the finalizer of an object or in the callback of a weak
+    Python ignores an exception in a hook of a fork, in the finalizer of an object or in the callback of a weak
     reference. The signal would be lost, so long work and the end of a command raise it again (``raise_ignored``).
 
     Attributes:

@@ -220,7 +220,7 @@ class Look:
 
         Args:
             series: that it belongs to.
-            measured: what is compared.
+            measured: the runs to compare.
             request: of the comparison, with its margin of equivalence.
             gate: what fails.
             is_finished: whether its sums are there, which tell recorded routing apart.
@@ -252,7 +252,7 @@ class Look:
 
 
 def digest_of_sums(sums: SumsStore, checkpoint: str) -> str:
-    """Return a hash of the sums per input of a checkpoint: that of recorded routing, which has no other."""
+    """Return a hash of the sums per input of a checkpoint; recorded routing has no other."""
     digest = sha256()
     for stored in sums.select(lambda cell: cell.checkpoint == checkpoint):
         digest.update(repr((stored.cell.key(), stored.names())).encode())

@@ -50,7 +50,7 @@ class Tails:
 
     Attributes:
         table: a row per number, with ``columns.TAILS_COLUMNS``.
-        modality: what the inputs are, and what was sampled.
+        modality: of the inputs, with the sampling unit.
         shares: of tokens that change in each input ``(n,)``, by the first five columns.
         files: written files; empty where no folder was named.
     """

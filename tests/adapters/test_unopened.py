@@ -42,6 +42,7 @@ PROBES: list[Probe[Any]] = [
     Precision(formats=("int8",)),
     Trace(),
 ]
+QUICK = ("sweep", "confidence", "trace record")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,17 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeprobe.adapters.huggingface.opening.load", load)
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+@pytest.mark.parametrize(
+    "probe",
+    [
+        pytest.param(
+            probe,
+            id=probe.name,
+            marks=[] if probe.name in QUICK else [pytest.mark.slow, pytest.mark.promise],
+        )
+        for probe in PROBES
+    ],
+)
 def test_passes_are_counted_as_of_the_loaded_model(folder: Path, probe: Probe[Any], tmp_path: Path) -> None:
     source, data = f"hf:{folder / 'olmoe'}", f"text:{folder / 'lines.txt'}"
     options = Options(batch_size=1, figures=False, out=tmp_path / "out" if probe.needs_folder else None)

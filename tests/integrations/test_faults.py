@@ -103,7 +103,7 @@ def test_a_sink_that_fails_ends_no_training(call: str, alone: tuple[nn.Module, D
     for error, sentence in zip(ERRORS, said, strict=False):
         text = str(error) if isinstance(error, UserError) else type(error).__name__
         assert sentence.startswith(f"Faulty {failure}: {text}")
-        assert sentence.endswith("The training goes on.")
+        assert sentence.endswith("The training continues.")
     left_out = "Faulty failed 5 times in a row; it gets no more records."
     lost = f"Faulty took 0 of {STEPS + 1} records."
     assert [sentence.partition(" Check")[0] for sentence in said[len(ERRORS) :]] == (
@@ -135,7 +135,7 @@ def test_a_model_that_fails_in_evaluation_ends_no_training() -> None:
     assert len(said) == len(ERRORS), "each kind once"
     for sentence in said:
         assert sentence.startswith("The routing was not measured at step ")
-        assert sentence.endswith("The training goes on.")
+        assert sentence.endswith("The training continues.")
     assert all(module.training for module in net.modules())
     assert not hasattr(layer, "scratch")
     assert hooks() == before

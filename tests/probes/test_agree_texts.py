@@ -117,6 +117,8 @@ def test_large_forms_are_read_in_turn(folder: Path, monkeypatch: pytest.MonkeyPa
     assert residences[0].num_loads == 4
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_layer_by_its_place_can_be_repeated(folder: Path) -> None:
     result = agree(folder, str(folder), f"{folder},dtype=bfloat16", layers=["last"])
     assert not any("cannot be repeated" in note for note in result.sidecar.get("notes", ()))

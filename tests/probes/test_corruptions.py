@@ -186,6 +186,8 @@ def test_averages_ratios_and_complements() -> None:
     assert np.isnan(undefined.value) and undefined.flag == "collapsed"
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_what_is_printed_and_drawn(trained: Trained, measured: Result, tmp_path: Path) -> None:
     [figure] = measured.plot().values()

@@ -46,6 +46,8 @@ def test_layers_that_no_model_has_are_refused() -> None:
         check_layers({"a": KNOWN, "b": ("layers.0",)}, ("blocks.1",))
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_last_layer_has_the_numbers_of_its_name(trained: Trained, tmp_path: Path) -> None:
     name = str(trained["prc"])
     tables = {}

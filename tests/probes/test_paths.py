@@ -353,6 +353,8 @@ def test_an_interrupted_walk_goes_on(
     assert (out / "table.csv").read_bytes() == (tmp_path / "whole" / "run" / "table.csv").read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 @pytest.mark.pictures
 def test_a_bad_image_costs_neither_the_tables_nor_the_figure(trained: Trained, tmp_path: Path) -> None:
     for number in range(3):

@@ -210,7 +210,7 @@ def test_losses_are_those_of_whole_passes_by_hand(top_k: int, weights: str, resu
     layer = clean.routing.layers[name]
     drawn = choices(layer, NAMES[:2], patches=1, tried=3, has_equal_weights=weights == "equal")
     before = clean.scores.double().log_softmax(-1)
-    for number, forced in enumerate(drawn.forced()):
+    for number, forced in enumerate(drawn.forced_sets()):
         flips = price_flips(model, clean, name, forced, batch_size=5, is_later_fixed=False)
         for row, (image, token) in enumerate(zip(drawn.source.tolist(), drawn.token.tolist(), strict=True)):
             if number == 0:

@@ -152,6 +152,8 @@ def test_a_planted_split_is_beyond_exchanged_places() -> None:
     assert (table.permuted < 1).mean() > 0.99
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_sentences_and_the_picture_say_what_the_table_says(here: Path, data: str) -> None:
     result = api.routes(f"hf:{here / 'one'}", data=data, count=0, figures=False)
     said = sentences(result.table)

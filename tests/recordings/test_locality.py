@@ -191,6 +191,8 @@ def test_caches_that_make_no_sense_are_refused(trace: Path, words: list[str], me
     assert message in refused("trace", "locality", trace, *words)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_two_equal_recordings_have_no_side_and_others_do(trace: Path, tmp_path: Path) -> None:
     copied = tmp_path / "b.parquet"
     shutil.copy(trace, copied)

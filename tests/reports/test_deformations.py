@@ -17,6 +17,8 @@ def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_each_number_is_that_of_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regenerate_deformations, "SEEDS", (1,))
     monkeypatch.setattr(regenerate_deformations, "TOP_KS", (2,))

@@ -82,6 +82,8 @@ def test_the_area_is_the_share_of_pairs_in_order() -> None:
     assert (found["changed"], found["trials"], found["images"]) == (changed.sum(), 120, 30)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_critical_noise_is_of_both_models_and_their_difference() -> None:
     rows = regenerate_critical.critical(1, limit=24)
     keys = ["kind", "model", "metric", "layer", "view", "severity"]

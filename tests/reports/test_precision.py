@@ -24,6 +24,8 @@ def test_the_tables_are_those_of_the_numbers() -> None:
     assert all((REPORTS / f"{name}.png").exists() for name in tables)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_the_numbers_are_those_of_the_probe() -> None:
     result = regenerate_precision.digits(limit=24, checkpoints=["digits-prc-k2-seed0"])
     kept = regenerate_precision.numbers(result).set_index(["part", "format", "layer", "metric"])["value"]

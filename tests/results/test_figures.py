@@ -129,6 +129,8 @@ def test_the_noise_floor_is_shaded_from_its_value_and_not_from_its_interval(
     assert ("nothing to shade" in words(figure)) == (not shaded)
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_what_is_not_drawn_is_said_to_stand_in_the_table() -> None:
     for kind, severities in (("sweep", [0.0, 0.1]), ("match", [None])):
         found = table(list(severities))

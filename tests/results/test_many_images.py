@@ -65,8 +65,9 @@ def test_any_chunks_give_the_same_bytes(path: Path, tmp_path: Path, monkeypatch:
         ).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.promise
-@pytest.mark.parametrize("images", [pytest.param(IMAGES, marks=pytest.mark.slow), 50])
+@pytest.mark.parametrize("images", [IMAGES, 50])
 def test_any_number_of_processes_gives_the_same_bytes(
     images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

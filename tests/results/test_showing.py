@@ -70,9 +70,16 @@ def sentences_on(page: str) -> list[str]:
     ("call", "command", "number"),
     [
         (lambda models: api.match_ratio(models, limit=25), "match-ratio --limit 25", 2),
-        (lambda models: api.noise_sweep(models, sigmas=[0, 0.2], limit=25), "noise-sweep --sigmas 0,0.2 --limit 25", 2),
+        pytest.param(
+            lambda models: api.noise_sweep(models, sigmas=[0, 0.2], limit=25),
+            "noise-sweep --sigmas 0,0.2 --limit 25", 2,
+            marks=[pytest.mark.slow, pytest.mark.promise],
+        ),
         (lambda models: api.contagion(models, limit=8), "contagion --limit 8", 2),
-        (lambda models: api.precision(models, formats=["int8"], limit=8), "precision --formats int8 --limit 8", 1),
+        pytest.param(
+            lambda models: api.precision(models, formats=["int8"], limit=8), "precision --formats int8 --limit 8", 1,
+            marks=[pytest.mark.slow, pytest.mark.promise],
+        ),
         (lambda models: api.evaluate(models, limit=25), "eval --limit 25", 0),
     ],
     ids=["side by side", "along severity", "with a conclusion", "by view", "tables alone"],

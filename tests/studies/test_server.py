@@ -92,6 +92,8 @@ def _moved(stub: Stub, answer: Answer) -> Answer:
     return answer
 
 
+@pytest.mark.slow
+@pytest.mark.promise
 def test_a_server_that_differs_from_its_model_and_not_from_itself(model: Path, tmp_path: Path) -> None:
     with running(Stub(model, spoil=_moved)) as stub:
         result = check(stub, tmp_path / "out")

@@ -1,7 +1,7 @@
 """Put a choice that was made elsewhere into what a router of ``transformers`` gives out, in the form that it has there.
 
-Routers whose experts get whole numbers and weights are handled where the experts are called (``replay``). The others
-hand on one of two forms (see ``outputs``), which their block reads as it would read the router's own:
+Routers whose experts get whole numbers and weights are handled where the experts are called (``replay``). The other
+routers give out one of two forms (see ``outputs``), which their block reads as it would read the router's own:
 
 * *dense*: a weight for each expert, or a mark for each expert and one weight;
 * *sorted*: the places of all choices sorted by expert, the token and weight of each, and how many each expert got.

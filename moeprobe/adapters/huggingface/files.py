@@ -290,7 +290,7 @@ def load_outline(
     """Return a model without memory, its tokenizer, and what configuration and headers say of it.
 
     Raises:
-        UserError: as of ``load``, as far as configuration and headers tell it.
+        UserError: as of ``load``, if configuration and headers show it.
     """
     with _loading(reference, settings.gguf) as (transformers, source, folder, keywords):
         config, stored, gguf = _read_config(transformers, source, folder, keywords, settings)

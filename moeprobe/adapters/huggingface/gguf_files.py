@@ -60,7 +60,7 @@ class GgufFamily:
     Attributes:
         model_type: of the configuration.
         splits: how its tokenizers split texts (``tokenizer.ggml.pre``), which ``transformers`` does likewise.
-        constants: of its configuration, which llama.cpp has in its code.
+        constants: fields of its configuration that llama.cpp's code holds.
         renames: what it calls fields of ``_FIELDS``.
         needs_config: whether metadata leave out something of its configuration.
         has_paired_rows: whether rows of queries and keys are in the order of llama.cpp's rotation.

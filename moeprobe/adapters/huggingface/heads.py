@@ -108,7 +108,7 @@ class Head:
 
 
 def head_of(body: Any) -> Head:
-    """Return the head of what is run."""
+    """Return the head of a model that is run."""
     predicts = _predicts(body)
     if predicts == CLASSES:
         count = int(body.config.num_labels)

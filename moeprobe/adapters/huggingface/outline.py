@@ -177,7 +177,7 @@ def active_parameters(total: int, rows: Sequence[dict[str, Any]]) -> int | None:
 
 
 def weight_dtype(config: Any, stored: Stored | None, dtype: str) -> torch.dtype:
-    """Return the precision that weights have in memory; ``dtype`` is what is asked for, or "auto"."""
+    """Return the precision that weights have in memory; ``dtype`` is the requested one, or "auto"."""
     name = (dtype_of(config, stored) or FLOAT32) if dtype == AUTO else dtype
     return getattr(torch, name)
 

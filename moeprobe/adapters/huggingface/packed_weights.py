@@ -4,8 +4,8 @@ Both hold, for each linear layer, ``qweight``, ``qzeros`` and ``scales``: a weig
 its group, times the scale of its group. A group is some inputs of one output. They differ in what shares a word:
 
 * GPTQ: neighboring inputs in ``qweight (I / n, O)``, and neighboring outputs in ``qzeros (G, O / n)``. ``g_idx (I,)``
-  says the group of each input. Zeros are one too small, but for ``gptq_v2`` (GPTQModel, ``docs/``; AutoGPTQ,
-  ``qlinear_cuda_old.py``).
+  says the group of each input. Zeros are one too small, except in ``gptq_v2`` (GPTQModel, ``docs/``;
+  AutoGPTQ, ``qlinear_cuda_old.py``).
 * AWQ ("gemm"): outputs in ``qweight (I, O / 8)`` and in ``qzeros (G, O / 8)``, in the order 0, 2, 4, 6, 1, 3, 5, 7
   (AutoAWQ, ``awq/modules/linear/gemm.py``).
 
@@ -50,7 +50,7 @@ def _format_of(method: str, settings: Mapping[str, Any]) -> str:
 def unpacked_state(
     folder: Path, method: str, settings: Mapping[str, Any], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return the tensors of a folder's safetensors by their names, those of packed layers as one ``weight (O, I)``.
+    """Return the tensors of a folder's safetensors by name; a packed layer has one ``weight (O, I)``.
 
     Args:
         folder: with the files.

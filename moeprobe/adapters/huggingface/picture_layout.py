@@ -39,7 +39,7 @@ class LayoutKind:
     sides: Callable[[Mapping[str, Tensor], int], tuple[int, int] | None]
 
 
-def _merged(outputs: Mapping[str, Tensor], tokens: int) -> tuple[int, int] | None:
+def _merged_grid(outputs: Mapping[str, Tensor], tokens: int) -> tuple[int, int] | None:
     if "image_grid_thw" not in outputs:
         return None
     _, rows, columns = outputs["image_grid_thw"][0].tolist()
@@ -49,15 +49,15 @@ def _merged(outputs: Mapping[str, Tensor], tokens: int) -> tuple[int, int] | Non
     return sides if sides[0] * sides[1] == tokens else None
 
 
-def _pooled(outputs: Mapping[str, Tensor], tokens: int) -> tuple[int, int] | None:
+def _pooled_grid(outputs: Mapping[str, Tensor], tokens: int) -> tuple[int, int] | None:
     side = math.isqrt(tokens)
     return (side, side) if side * side == tokens else None
 
 
 # The first whose number of tokens fits is tried.
 KINDS = (
-    LayoutKind("patches merged in squares, row by row", _merged),
-    LayoutKind("one square grid, row by row", _pooled),
+    LayoutKind("patches merged in squares, row by row", _merged_grid),
+    LayoutKind("one square grid, row by row", _pooled_grid),
 )
 NUMBERED = "numbered: the place of a token in the picture is not known"
 
@@ -152,7 +152,7 @@ def _doubt(
 ) -> str:
     """Return why a grid of image tokens is not proved, empty where it is.
 
-    A token that follows the pixels of one row of cells alone, and of one column alone, follows those of one cell.
+    A token that follows the pixels of one row of cells alone, and of one column alone, follows the pixels of one cell.
     """
     rows, columns = sides
     if rows != columns or size % columns:

@@ -1,7 +1,7 @@
 """A vision-language model of ``transformers`` as a model of images: it gets pixels, and its image tokens are patches.
 
 The prompt is the same beside every picture. Tokens around the picture stand where other models have their prefix, each
-kind for itself; scores are those of the next token after the prompt.
+kind for itself; scores are about the next token after the prompt.
 
 Axes: B pictures, S pixels of a side.
 """

@@ -101,7 +101,7 @@ class PictureReader:
         )
 
     def _check_pixels(self) -> None:
-        """Raise ``UserError`` unless the processor leaves pixels alone, but for a scale and an offset."""
+        """Raise ``UserError`` if the processor does more to pixels than scale and shift them."""
         generator = torch.Generator().manual_seed(0)
         in_bytes = torch.randint(256, (3, self.size, self.size), generator=generator, dtype=torch.uint8)
         fine = torch.rand(3, self.size, self.size, generator=generator)

@@ -23,7 +23,7 @@ def choose_map(placement: WeightPlacement, outline: Any, dtype: torch.dtype) -> 
     """Return the devices of a model's modules by their paths.
 
     Args:
-        placement: what is asked for.
+        placement: the user's request.
         outline: the model without memory (``outline.build_outline``).
         dtype: of the weights when they are loaded.
 

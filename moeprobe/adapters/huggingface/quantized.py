@@ -1,8 +1,8 @@
 """Models whose safetensors are quantized (``quantization_config`` of config.json), which are opened dequantized.
 
 A model in memory has plain weights, whatever its files hold, so every probe works on it, on any device. Each number is
-what the format stands for; activations are not quantized, even where a server would. What cannot be dequantized here
-is refused before weights are read, but for what only shows then.
+what the format stands for; activations are not quantized, even where a server would. A model that cannot be dequantized
+here is refused before weights are read, unless only they show it.
 """
 
 import importlib.util
@@ -128,7 +128,7 @@ def state_dict(config: Any, folder: Path | None, dtype: torch.dtype) -> dict[str
 def _check_compressed(settings: Mapping[str, Any]) -> None:
     """Raise ``UserError`` where transformers (5.23) does not dequantize compressed-tensors, or not rightly.
 
-    It takes one scheme for experts and one for all other layers, and hands on no zero points of experts.
+    It takes one scheme for experts and one for all other layers, and drops the zero points of experts.
     """
     of_experts, of_others = _groups(settings)
     if len(of_experts) > 1 or len(of_others) > 1:

@@ -99,7 +99,7 @@ def _make(
 
 
 class _Files:
-    """The safetensors of a folder, whose names may differ a little from those of the library's model."""
+    """The safetensors of a folder, whose names may differ a little from the library's."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Path] = {}

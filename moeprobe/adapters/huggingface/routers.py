@@ -34,7 +34,7 @@ class RouterLayer:
     fired: list[Fired] = field(default_factory=list)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return what is known of a router that is read."""
+        """Return the facts about a router that is read."""
         reader = self.reader
         assert reader is not None
         return {

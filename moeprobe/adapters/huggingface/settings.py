@@ -61,7 +61,7 @@ class Settings:
 
     @property
     def kernels(self) -> dict[str, str | None]:
-        """What loading a model takes: None = the library's own choice, and not that of config.json."""
+        """Arguments for loading a model: None = the library's own choice, whatever config.json says."""
         return {name: getattr(self, name) or None for name in KERNELS}
 
     def plain(self) -> dict[str, Any]:

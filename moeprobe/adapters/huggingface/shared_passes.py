@@ -59,7 +59,7 @@ def leading(models: Sequence[Checkpoint], members: Ranks) -> Iterator[None]:
                 method = getattr(model, name, None)
                 if method is not None:
                     stack.callback(_put_back, model, name, vars(model).get(name))
-                    setattr(model, name, leader.announced(method, name, number, _device(model)))
+                    setattr(model, name, leader.announce_calls(method, name, number, _device(model)))
         try:
             yield
         except FinishedError:
@@ -102,7 +102,7 @@ class _Leader:
     def __init__(self, members: Ranks) -> None:
         self._members, self._number, self._is_running = members, 0, False
 
-    def announced(
+    def announce_calls(
         self, method: Callable[..., Any], name: str, model: int, device: torch.device
     ) -> Callable[..., Any]:
         """Return a method that the other processes run at the same time."""
@@ -156,7 +156,7 @@ def _is_of_messages(error: UserError) -> bool:
 
 
 def _put_back(model: Any, name: str, method: Callable[..., Any] | None) -> None:
-    """Give a model its own method of a name again; None = that of its class."""
+    """Give a model its own method of a name again; None = the method of its class."""
     if method is None:
         delattr(model, name)
     else:

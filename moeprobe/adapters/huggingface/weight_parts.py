@@ -36,7 +36,7 @@ class PartTypes:
         self._counts[part][name] += count
 
     def plain(self) -> dict[str, str]:
-        """Return the formats of each part, that of most numbers first, e.g. ``{"experts": "Q4_K, Q6_K"}``."""
+        """Return the formats of each part, the most frequent first, e.g. ``{"experts": "Q4_K, Q6_K"}``."""
         return {
             part: ", ".join(sorted(self._counts[part], key=lambda name: (-self._counts[part][name], name)))
             for part in PARTS

@@ -36,7 +36,7 @@ def tails(
     """How much does routing change for the inputs that change most?
 
     Quantiles (50, 90, 99 %) over inputs of the share of tokens that change experts, from the sums of finished runs.
-    Intervals are those of ordered values; where inputs are too few for one, there is none.
+    Intervals are from ordered values; too few inputs have none.
 
     Example: `moeprobe tails reports/my-noise --above 0.5`
     """

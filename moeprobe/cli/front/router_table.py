@@ -100,7 +100,7 @@ def _bias(row: Mapping[str, Any]) -> str:
 
 
 def _sentences(layer: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
-    """Yield what is wrong with the routers of a layer."""
+    """Yield the faults of the routers of a layer."""
     for checkpoint, row in rows:
         where = f"{layer} of {checkpoint}"
         if row["rows"] is None:

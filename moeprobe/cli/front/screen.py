@@ -122,7 +122,7 @@ def print_result(
 
 
 def print_warnings(screen: Console, sidecar: "Sidecar") -> None:
-    """Print what is said of the checkpoints beside their numbers, and the warnings about them."""
+    """Print the notes about the checkpoints and their numbers, and the warnings."""
     from moeprobe.results.caveats import sentences_of
 
     for sentence in sentences_of(sidecar):

@@ -1,7 +1,7 @@
 """Which experts does a whole request never use, while other requests do?
 
-Such experts need no memory for this request. Beside their number stands that of independent tokens with the same loads:
-a rare expert sleeps through a short request by chance.
+Such experts need no memory for this request. Beside their number stands the same for independent tokens with equal
+loads: a rare expert sleeps through a short request by chance.
 
 Axes: B sequences, E experts, n requests of a run.
 """
@@ -87,7 +87,7 @@ class Asleep(ModelAnalysis["Sequences"]):
         }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
-        """Return the number of experts asleep, that of independent tokens, and the share of requests of each expert."""
+        """Return the experts asleep, also for independent tokens, and the share of requests of each expert."""
         tokens = columns["request_tokens"].astype(np.int64)
         uses = columns["request_uses"].astype(np.float64)
         has_tokens = (tokens > 0).astype(np.int64)

@@ -29,7 +29,7 @@ DROPPED = Metric(
 class Dropped(LayerAnalysis):
     """Share of the choices that exceed their expert's capacity, where tokens choose.
 
-    Expert 0 has room for three of the four tokens that choose it, so one of five choices is dropped:
+    Expert 0 has a capacity of three tokens and is chosen by four, so one of five choices is dropped:
 
     >>> from moeprobe.metrics.analyses.dropped import Dropped
     >>> from moeprobe.metrics.by_hand import numbers, pair, route

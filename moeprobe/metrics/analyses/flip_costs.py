@@ -40,8 +40,8 @@ COUNT = Metric(
 )
 PREDICTED = Metric(
     "flip_cost_predicted",
-    about="what the flips of a perturbation cost by a price list: the sum of price × flips per input. Prices are those "
-    "of single flips to the set under another perturbation, on the other half of the inputs, by layer and decile of "
+    about="what the flips of a perturbation cost by a price list: the sum of price × flips per input. Prices are "
+    "from single flips to the set under another perturbation, on the other half of the inputs, by layer and decile of "
     "the margin",
     label="predicted cost of flips",
     unit="nats",
@@ -57,7 +57,7 @@ COST = Metric(
 COST_CLEAN = Metric(
     "flip_cost_clean",
     about="the fall of that log-probability by the perturbed sets on clean pixels, where single flips are priced too: "
-    "it differs from the predicted cost as far as prices do not add up",
+    "it differs from the predicted cost where prices do not add up",
     label="cost on clean pixels",
     unit="nats",
     better="less",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 OUTPUT_COSINE = Metric(
     "output_cosine",
-    about="mean cosine of a model's features with those of the clean input, where it gives no class scores: 1 = the "
+    about="mean cosine of a model's features with the clean input's, where it gives no class scores: 1 = the "
     "same up to a factor",
     label="cosine of the output with clean",
     short="output cosine",

@@ -43,7 +43,7 @@ class FittedKappa(Kappa):
 PREDICTORS = {
     "layer": "the experts of the MoE layer before, in the same token",
     "token": "the experts of the previous token, in the same layer",
-    "both": "the experts of the MoE layer before and those of the previous token",
+    "both": "the experts of the MoE layer before and of the previous token",
 }
 
 

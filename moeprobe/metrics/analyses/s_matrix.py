@@ -68,8 +68,8 @@ PRC_OFFDIAGONAL = Metric(
 class SMatrixAnalysis(LayerAnalysis):
     """Correlation matrix S of the gates of corresponding patches, and the two terms of the PRC loss.
 
-    Two patches whose gates are (1, 0) and (0, 1) on both sides but for the second of view 2, (0.4, 0.6). S is twice the
-    mean product: S_00 = 2 · 1 / 2, S_11 = 2 · 0.6 / 2, S_10 = 2 · 0.4 / 2, S_01 = 0:
+    Two patches whose gates are (1, 0) and (0, 1) on both sides, except for the second of view 2, (0.4, 0.6). S is twice
+    the mean product: S_00 = 2 · 1 / 2, S_11 = 2 · 0.6 / 2, S_10 = 2 · 0.4 / 2, S_01 = 0:
 
     >>> from moeprobe.metrics.analyses.s_matrix import SMatrixAnalysis
     >>> from moeprobe.metrics.by_hand import numbers, pair, route

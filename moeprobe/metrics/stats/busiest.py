@@ -1,6 +1,6 @@
 """The share of the choices that the busiest experts of other inputs have.
 
-The inputs are divided into folds, those of one sampled unit (a video, a document) together. The m experts that are
+The inputs are divided into folds; one sampled unit (a video, a document) stays together. The m experts that are
 chosen most often outside of a fold are looked for in it. Which experts these are varies with the inputs, too, so a
 resample chooses them anew.
 

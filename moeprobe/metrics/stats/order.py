@@ -1,8 +1,9 @@
-"""Quantiles over what was sampled, with intervals that need no shape of the distribution.
+"""Quantiles over sampled units, with intervals that need no shape of the distribution.
 
 The number of n independent values at or below a quantile is binomial. So two ordered values hold the quantile between
-them as often as a binomial number falls between their ranks. No pair may do so often enough: then there is no interval,
-as for the 99 % quantile of fewer than 368 values. Ties make an interval hold the truth more often, never less.
+them with the probability that a binomial number falls between their ranks. Where no pair has enough, there is no
+interval, as for the 99 % quantile of fewer than 368 values. Ties make an interval hold the truth more often, never
+less.
 
 Sources: intervals by order statistics, David and Nagaraja 2003 (section 7.1).
 """

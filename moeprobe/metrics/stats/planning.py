@@ -90,7 +90,7 @@ def detectable(
 
     (t_c + t_z) · error, both quantiles of t with the degrees of freedom that the error will have (``TwoWay.planned``).
     More images make the error smaller, and leave it with the degrees of freedom of the few trainings; from some number
-    on, the second outweighs the first. Whoever has more images may use as many as show most, so what is returned is the
+    on, the second outweighs the first. Whoever has more images may use as many as show most, so the result is the
     least of all numbers up to ``images``.
 
     Images do not replace trainings. Three pairs that differ by a standard deviation of 0.02 show 0.062, at best:

@@ -64,7 +64,7 @@ class Units:
         return cls(number, len(names))
 
     def columns(self) -> dict[str, Integers]:
-        """Return the column ``UNIT_NUMBER``, for what is fitted on other units; nothing where images are the units."""
+        """Return the column ``UNIT_NUMBER``, to fit numbers on other units; nothing where images are the units."""
         return {} if self.number is None else {UNIT_NUMBER: self.number}
 
     def take(self, rows: NDArray[np.generic] | slice) -> Units:
@@ -73,7 +73,7 @@ class Units:
         return Units(self.number[rows], self.num_units)
 
     def spread(self, weights: Array) -> Array:
-        """Return the weights of images ``(n, R)`` from those of their units ``(U, R)``."""
+        """Return the weights of images ``(n, R)``, each the weight of its unit ``(U, R)``."""
         return weights if self.number is None else weights[self.number]
 
     def add_up(self, values: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Tokens sent to their experts as a plan says, and what comes back combined.
+"""Send tokens to their experts as a plan says, and combine the outputs.
 
 Axes: G groups, S tokens per group, D width, E experts, C capacity per group and expert, N assignments.
 """

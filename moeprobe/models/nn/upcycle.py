@@ -37,7 +37,7 @@ def upcycle(
         model: made sparse by ``nn.sparse.make_sparse``, freshly initialized.
         dense: by timm's names. Position embeddings may be of another grid.
         source: what they are from, for sentences.
-        noise: standard deviation of what is added to the weights of each copy, as a share of the weights' own; biases
+        noise: standard deviation of the noise in the weights of each copy, as a share of the weights' own; biases
             stay as they are. With 0 all experts begin equal, and only what they are sent tells them apart.
         keep_head: take the head over too, which is of as many classes; else one among the parameters is left out.
 

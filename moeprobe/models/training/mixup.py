@@ -29,8 +29,8 @@ def mixup(
     """
     weight = float(rng.dirichlet([concentration, concentration]).max())
 
-    def mixed(rows: Tensor) -> Tensor:
+    def mix_rows(rows: Tensor) -> Tensor:
         partners = torch.cat([rows[num_views:], following(rows[:num_views])])
         return weight * rows + (1 - weight) * partners
 
-    return mixed(images), mixed(targets)
+    return mix_rows(images), mix_rows(targets)

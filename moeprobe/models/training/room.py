@@ -29,22 +29,22 @@ def room(decisions: Mapping[str, Decision]) -> dict[str, Tensor]:
     return metrics
 
 
-def _limited(decision: Decision) -> DispatchPlan | None:
+def _limited_plan(decision: Decision) -> DispatchPlan | None:
     plan = decision.plan
     if isinstance(plan, DispatchPlan) and decision.top_k is not None and plan.capacity is not None:
         return plan
     return None
 
 
-def _dropped(decision: Decision) -> Tensor | None:
-    if _limited(decision) is None:
+def _dropped_share(decision: Decision) -> Tensor | None:
+    if _limited_plan(decision) is None:
         return None
     selected = decision.selected >= 0
     return (selected & ~decision.processed).sum() / selected.sum().clamp_min(1)
 
 
 def _fill(decision: Decision) -> Tensor | None:
-    plan = _limited(decision)
+    plan = _limited_plan(decision)
     if plan is None or plan.capacity is None:
         return None
     return plan.kept.sum() / (plan.num_groups * plan.num_experts * plan.capacity)
@@ -69,7 +69,7 @@ def _error(decision: Decision) -> Tensor | None:
 
 
 _MEASURES: dict[str, Callable[[Decision], Tensor | None]] = {
-    "dropped": _dropped,
+    "dropped": _dropped_share,
     "buffer_fill": _fill,
     "plan_nonzeros": _nonzeros,
     "plan_error": _error,

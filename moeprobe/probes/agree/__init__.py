@@ -89,5 +89,5 @@ class Agree(Probe["Result"]):
             )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
-        """Return what is compared."""
+        """Return the sentence above the table."""
         return "Forms of one model, each against the first; the first in batches of another size"

@@ -108,7 +108,7 @@ class Records:
 
 
 def _tensors_of(layer: LayerRouting) -> dict[str, Tensor]:
-    """Return what is kept of a layer; where every expert gets a share of every token, all gates."""
+    """Return the stored tensors of a layer, with all gates where every expert gets a share of every token."""
     values = {name: getattr(layer, name) for name in PER_INPUT if name != "scores"}
     if layer.top_k:
         index = layer.selected.long()

@@ -47,7 +47,7 @@ class Attack(Attributed):
     """Does a small, harmful change of the pixels also change the experts?
 
     Projected gradient ascent, with the change of the image no larger than epsilon; the routing is compared with the
-    clean image's. Random changes of the same norm stand beside it. `--on` says what is raised: the loss of the answer,
+    clean image's. Random changes of the same norm stand beside it. `--on` names the goal: the loss of the answer,
     the tokens that leave their sets of experts, or those that go to one expert.
 
     Example: `moeprobe attack checkpoints/demo-baseline checkpoints/demo-prc --epsilons 0,1,4 --limit 100`

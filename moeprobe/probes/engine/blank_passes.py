@@ -1,4 +1,4 @@
-"""What passes over a blank input show of a model: the kind of each layer's routing, and what comes beside it.
+"""What passes over a blank input show of a model: the kind of each layer's routing, its head and features.
 
 Models of ``hf:`` take turns in memory (``adapters.residence``), so the answers of each are kept. Otherwise each check
 that asks would read a model from the disk again.

@@ -135,7 +135,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
         return []
 
     def notes(self) -> list[str]:
-        """Return sentences on what was not measured."""
+        """Return sentences on missing measurements."""
         return list(self._floor_refusals.values())
 
     def more_rows(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ class Measurement(TableWork[M], ProbeWork[M]):
             self.spec, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
         # The sample is timed for the images of the whole run, of which a shard measures a part.
-        return plan.scaled(self.num_images)
+        return plan.scale_to(self.num_images)
 
     def sample(self, images: int) -> SumsStore:
         """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""

@@ -45,7 +45,7 @@ def load_models(
     """Load the checkpoints that are not loaded yet, and check that the tables can distinguish them.
 
     Args:
-        sources: what is to be loaded.
+        sources: folders, files, names or models.
         options: of the run.
         modality: what the data hold: of pictures, vision-language models are to read them; None = not known.
         one_at_a_time: of several models of ``hf:`` that are loaded here, have no more than one in memory.
@@ -80,7 +80,7 @@ def load_models(
         warnings.warn(
             RunWarning(
                 "This CPU has no instructions for bfloat16, so products are emulated: operands and results are "
-                "rounded, sums are those of float32."
+                "rounded, sums are in float32."
             ),
             stacklevel=2,
         )
@@ -158,7 +158,7 @@ def _refuse_picture_options(options: Options) -> None:
 
 
 def _in_chunks(checkpoint: Checkpoint, length: int, *, is_shared: bool) -> Checkpoint:
-    """Return a checkpoint that reads longer texts in chunks; one that its caller goes on to use stays as it is.
+    """Return a checkpoint that reads longer texts in chunks; one that its caller still uses stays as it is.
 
     Raises:
         UserError: it cannot read in chunks.

@@ -60,7 +60,7 @@ class Plan:
     seconds: float
     weights: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def scaled(self, images: int) -> "Plan":
+    def scale_to(self, images: int) -> "Plan":
         """Return the plan for another number of images."""
         return dataclasses.replace(self, images=images, seconds=self.seconds * images / self.images)
 

@@ -140,7 +140,7 @@ class FewshotMeasurement(Measurement[Result]):
         """Return what the features would take; the regressions are not in it."""
         plan = time_sample(self.spec, self.models, images=self.sample_images, passes=1, run=_features)
         # Features of the training images cost as much as those of the judged ones.
-        return plan.scaled(plan.images + self.more_images)
+        return plan.scale_to(plan.images + self.more_images)
 
     def finish(self, result: Result, folder: OutputFolder | None) -> Result:
         """Record which strengths were chosen, and by what."""

@@ -82,7 +82,7 @@ class FlipsMeasurement(VariantsMeasurement):
 
     @classmethod
     def learn(cls, probe: Probe[Any], model: Checkpoint, options: Options) -> None:
-        """Make the passes over a blank input that the checks need; those of texts want log-probabilities, too."""
+        """Make the passes over a blank input that the checks need; for texts, the log-probabilities, too."""
         super().learn(probe, model, options)
         if isinstance(model.model, Rerouted):
             check_writes(model)

@@ -122,7 +122,7 @@ class CleanPass:
         routing: of all layers.
         labels: ``(B,)``, -1 = none.
         trunks: of the measured layers; empty where the model cannot resume a pass.
-        reached: which tokens of a layer the scores depend on, as far as it was asked for.
+        reached: which tokens of a layer the scores depend on, in the layers where it was needed.
     """
 
     images: Tensor

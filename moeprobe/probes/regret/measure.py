@@ -120,7 +120,7 @@ def _try(choices: OtherChoices, rise: Callable[[ForcedSets], Tensor], *, delta: 
     this difference, so it would move the router's choice alone among them.
     """
     index = choices.source, choices.token
-    rises = torch.stack([rise(forced)[index].double() for forced in choices.forced()], 1)
+    rises = torch.stack([rise(forced)[index].double() for forced in choices.forced_sets()], 1)
     return TriedChoices(
         inputs=len(choices.weight),
         source=choices.source,

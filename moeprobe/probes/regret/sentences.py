@@ -17,7 +17,7 @@ def rows_of(table: pd.DataFrame, metric: Metric, suffix: str = "") -> pd.DataFra
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """Return, for each checkpoint and kind of tokens, whether choices are better than random, and what is left."""
+    """Return, for each checkpoint and kind of tokens, whether choices are better than random, and the regret."""
     return [
         sentence
         for (name, tokens), rows in table.groupby(["checkpoint", "tokens"], sort=False)

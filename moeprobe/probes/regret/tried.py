@@ -55,8 +55,8 @@ class OtherChoices:
         sets = self.sets
         return of_token.gather(1, sets.flatten(1)).view_as(sets).sum(-1)
 
-    def forced(self) -> Iterator[ForcedSets]:
-        """Yield what is forced on all sampled tokens, one option after the other, the router's choice first."""
+    def forced_sets(self) -> Iterator[ForcedSets]:
+        """Yield the sets to force on all sampled tokens, one option after the other, the router's choice first."""
         index, sets = (self.source, self.token), self.sets
         yield ForcedSets(
             self.layer.selected, self.weight, self.layer.gates if self.has_equal_weights else None
@@ -85,7 +85,7 @@ def draw_choices(
     has_equal_weights: bool,
     seed: int,
 ) -> OtherChoices:
-    """Return other choices of sampled tokens; what is random belongs to (seed, layer, input).
+    """Return other choices of sampled tokens; random draws belong to (seed, layer, input).
 
     Args:
         layer: the routing, valid where a token may be sampled.

@@ -90,7 +90,7 @@ def _batch_sums(
 
 
 def _hits(layer: LayerRouting, scores: Tensor, sizes: Sequence[int]) -> list[AheadHits]:
-    """Return what is found of the ordinary tokens of a layer, by the number of loaded experts.
+    """Return the hits of the ordinary tokens of a layer, by the number of loaded experts.
 
     ``scores`` ``(B, T, E)``: by which the layer's router ranks experts for the input of the layer before.
     """

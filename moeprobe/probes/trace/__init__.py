@@ -99,7 +99,7 @@ class Trace(Probe["Recorded"]):
 
     @classmethod
     def finished_content(cls, folder: Path, sidecar: "Sidecar") -> dict[str, Any]:
-        """Return the files, and what is in them."""
+        """Return the files and their contents."""
         from moeprobe.recordings.reading import TraceFile
 
         files = [folder / name for name in sidecar["files"]]

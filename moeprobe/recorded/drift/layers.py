@@ -1,4 +1,4 @@
-"""How far the layers moved, all of them at once: do they differ, which are apart, and what is each among all?
+"""How far the layers moved, judged together: do they differ, which stand apart, and by how much?
 
 One of many layers moved most, by chance too. So one test asks of all together before single layers are named
 (``metrics.stats.many``).

@@ -1,8 +1,8 @@
 """How the inputs of recordings are divided among processes, and where each leaves its part of the sums.
 
 The sums of a run are computed in parts of whole clusters, each in blocks of inputs. A shard is a sequence of whole
-blocks that begins and ends between clusters, so its blocks are those of one process. What it measured of a part is one
-file; the pieces of all shards, one after the other, are the part as one process has it.
+blocks that begins and ends between clusters, so one process would have the same blocks. What it measured of a part is
+one file; the pieces of all shards, one after the other, are the part as one process has it.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Other requests: what is fitted on recordings is fitted without the requests that it is judged on.
+"""Cross-validation of recordings: nothing is judged on the requests that it was fitted on.
 
 Axes: n inputs, F folds.
 """
@@ -12,7 +12,7 @@ from moeprobe.metrics.stats.statistic import Integers
 
 
 def folds_of(ids: Sequence[str], clusters: Mapping[str, str]) -> dict[str, int]:
-    """Return the fold of each input: independent samples in turn, those of one cluster together.
+    """Return the fold of each input: independent samples in turn, one cluster together.
 
     Args:
         ids: the inputs.

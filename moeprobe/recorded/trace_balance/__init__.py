@@ -18,7 +18,7 @@ class TraceBalance(RecordingProbe["Result"]):
 
     Overlap of the hot experts (the eighth with the most choices) of one window of requests and the next, with chance
     and the overlap of shuffled requests. With --ranks or --placement also the load of the busiest rank over the
-    mean, and that of a greedy placement, made on the first half of the requests and judged on the second. With --every
+    mean, also for a greedy placement, made on the first half of the requests and judged on the second. With --every
     200, also whether the load has moved since the first batches, looked at again after each.
 
     Example: `moeprobe trace balance traces/served.parquet --ranks 8`
@@ -75,7 +75,7 @@ class TraceBalance(RecordingProbe["Result"]):
         ),
     ] = None
     baseline: Annotated[
-        int, Arg("Batches at the beginning that say what is usual, with --every or --periods.", low=6)
+        int, Arg("Batches at the beginning that set the usual load, with --every or --periods.", low=6)
     ] = 20
 
     def check(self) -> None:

@@ -290,7 +290,7 @@ class LoadOverTime(DividedWork[TraceBalance]):
         of_batches: Mapping[str, NDArray[np.int64]],
         kinds: Sequence[str],
     ) -> None:
-        """Add the choices of some requests, those of all tokens also to their batches."""
+        """Add the choices of some requests; all tokens' choices go to their batches, too."""
         samples = [self.clusters.get(name, name) for name in block]
         rows = [self.requests.row_of[sample] for sample in samples]
         for layer in self.layers:

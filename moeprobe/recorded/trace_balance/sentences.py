@@ -49,11 +49,11 @@ def sentences(table: pd.DataFrame) -> list[str]:
     """
     all_tokens = of_all_tokens(table)
     return [
-        *_watched(all_tokens), *_persistence(all_tokens), *_ranks(all_tokens), *_ranks_by_kind(table)
+        *_load_changes(all_tokens), *_persistence(all_tokens), *_ranks(all_tokens), *_ranks_by_kind(table)
     ]  # fmt: skip
 
 
-def _watched(table: pd.DataFrame) -> list[str]:
+def _load_changes(table: pd.DataFrame) -> list[str]:
     """Return whether the load has moved since the baseline, over all layers and in which of them."""
     changes = rows_of(table, USUAL_CHANGE.name)
     if changes.empty:

@@ -87,7 +87,7 @@ class Batches:
     def add(
         self, counts: NDArray[np.int64], requests: Sequence[str], choices: NDArray[np.integer[Any]]
     ) -> None:
-        """Add the choices of requests ``(r, E)`` to those of their batches ``(B, E)``."""
+        """Add the choices of requests ``(r, E)`` to their batches ``(B, E)``."""
         number = np.array([self.number.get(name, -1) for name in requests])
         # Requests of the last batch, which is not full, are in none.
         np.add.at(counts, number[number >= 0], choices[number >= 0])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TracePrefetch(MatchedTraces["Result"]):
-    """Which experts come next: do this layer's choices, or those of the previous token, predict the next layer's?
+    """Which experts come next: do this layer's choices, or the previous token's, predict the next layer's?
 
     Share of a token's experts among the m experts that are predicted from the layer before, from the previous token,
     or from both, with frequencies fitted on other requests (cross-validated); beside the m busiest experts of other

@@ -260,7 +260,7 @@ def _hits(
     name: str,
     fitted: Mapping[tuple[str, str], Frequencies],
 ) -> _Found:
-    """Return what is found of each token ``(B, J, ...)``."""
+    """Return the hits of each token ``(B, J, ...)``."""
     shape = *marks.shape[:2], len(sizes), len(PREDICTORS)
     predicted = _Found(*(np.zeros(part, np.int64) for part in (shape, shape, (*shape[:2], shape[3]))))
     cues_by_name = dict(_known_experts(before, marks))

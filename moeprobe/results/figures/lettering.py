@@ -1,4 +1,4 @@
-"""Names of any language in figures: fonts for letters that matplotlib's own lacks, escapes for what is no letter."""
+"""Names of any language in figures: fonts for letters that matplotlib's own lacks, escapes for other characters."""
 
 import functools
 import warnings

@@ -1,4 +1,4 @@
-"""The figure of experts that are predicted: what is found ahead, over the layers."""
+"""The figure of predicted experts: the recall over the layers."""
 
 from matplotlib.figure import Figure
 

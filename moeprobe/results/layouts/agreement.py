@@ -98,7 +98,7 @@ def _without_interval(row: Row | None) -> TableCell:
 
 
 def _symbol(metric: str, metrics: Sequence[str]) -> str:
-    """Return what κ is called in the lines of first choices, beside those of sets; else nothing."""
+    """Return the symbol of κ in lines of first choices beside lines of sets; else nothing."""
     return " (κ₁)" if tokens_choose(metric) and any(map(is_set_match, metrics)) else ""
 
 

@@ -125,7 +125,9 @@ def means_table(table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption
     note = f"κ is of {find(leading_kappa(table)).metric.label}, against the pooled chance level."
     if MEAN_OF_ANY in views:
         units = modality_of_table(table).units
-        note += f" Intervals are over {units}, for these corruptions; that of {MEAN_OF_ANY!r} is for others like them."
+        note += (
+            f" Intervals are over {units}, for these corruptions; {MEAN_OF_ANY!r} is for others like them."
+        )
     if len(selected) < len(layers):
         note += f" Of {len(layers)} layers the first and the last; table.csv has all."
     unit = modality_of_table(table).units

@@ -72,7 +72,7 @@ def watched_table(table: pd.DataFrame) -> Table | None:
     """
     note = (
         "usual: share of the choices of the experts that were hot in the baseline. The intervals of change hold after "
-        "every batch at once, those of single layers for all layers."
+        "every batch at once; intervals of single layers hold for all layers at once."
     )
     return _of_one_view(table, USUAL_CHANGE.name, _WATCHED, caption="Load since the baseline", note=note)
 

@@ -16,7 +16,7 @@ def tails_table(table: pd.DataFrame, modality: Modality, *, folded: bool = False
 
     Args:
         table: with ``columns.TAILS_COLUMNS``.
-        modality: what the inputs are, and what was sampled.
+        modality: of the inputs, with the sampling unit.
         folded: whether a page folds it up.
     """
     ordinary = table[table["tokens"].isin(ORDINARY)]

@@ -69,7 +69,7 @@ def trainings_table(plan: ImagesPlan) -> Table:
         ["pairs of trainings", *headings],
         lines,
         f"Over other trainings and other {units.units}, by upper limits of the variances of both. Where more "
-        f"{units.units} show no less, trainings alone limit what is shown.",
+        f"{units.units} show no smaller difference, trainings alone limit it.",
         keys=1,
     )
 

@@ -100,7 +100,7 @@ def _of_differences(table: pd.DataFrame, trainings: pd.DataFrame) -> Pilot:
 
 
 def _is_share(name: str) -> bool:
-    """Whether a number is a mean of what is true or false of tokens; an entropy in shares is none."""
+    """Whether a number is the share of tokens with a property; an entropy in shares is none."""
     form = find(name)
     return form.kind == "raw" and form.metric.unit == "share" and bool(form.metric.better)
 

@@ -82,7 +82,7 @@ def plan_images(
 
     Args:
         runs: a finished run of two or more checkpoints, a comparison, runs as ``compare`` takes them, or a run of one
-            checkpoint, whose values stand for those of two.
+            checkpoint, whose values stand for two.
         difference: to be shown, in the metric's own unit.
         power: how often so many images are to show it.
         metric: the one metric to plan for; None = all shares, κ and gates.
@@ -189,7 +189,7 @@ def _sentences(families: pd.DataFrame, units: Modality) -> list[str]:
     if row["effect"] > 1:
         sentences.append(
             f"{sentence_case(units.tokens)} of one {units.sampled or units.name} are alike, and the plan counts it: "
-            f"the variance is {row['effect']:.3g} times that of independent {units.tokens} (design effect)."
+            f"the variance is {row['effect']:.3g} times the variance for independent {units.tokens} (design effect)."
         )
     return sentences
 
@@ -232,7 +232,7 @@ def _estimate(claim: dict[str, Any]) -> Any:
 
 
 def _grid(claim: dict[str, Any], difference: float, *, confidence: float, power: float) -> pd.DataFrame:
-    """Return what pairs of trainings and images detect: from the pilot's numbers up to what is needed."""
+    """Return what pairs of trainings and images detect: from the pilot's numbers up to the needed ones."""
     estimate, pairs, images = _estimate(claim), int(claim["trainings"]), int(claim["images"])
     enough = pairs_to_detect(estimate, images, difference, confidence=confidence, power=power) or 0
     numbers = sorted({pairs, 2 * pairs, 4 * pairs, max(enough, pairs)})
@@ -252,7 +252,7 @@ def _grid(claim: dict[str, Any], difference: float, *, confidence: float, power:
 def _training_sentences(
     claim: dict[str, Any], difference: float, units: Modality, *, confidence: float, power: float
 ) -> list[str]:
-    """Return whether trainings or images limit what is shown of other trainings."""
+    """Return whether trainings or images limit the difference that is shown for other trainings."""
     estimate, pairs, images = _estimate(claim), int(claim["trainings"]), int(claim["images"])
     more_images = images_with_pairs(estimate, pairs, difference, confidence=confidence, power=power)
     more_pairs = pairs_to_detect(estimate, images, difference, confidence=confidence, power=power)

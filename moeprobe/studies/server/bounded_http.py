@@ -1,8 +1,8 @@
 """HTTP requests to a server that nobody vouches for: one deadline and one bound for all that it answers.
 
 A socket's timeout is for one read, so a server that sends a byte now and then would be waited for without end. Here
-each read has the time that is left to the request, and every byte counts, those of the headers too. Redirects are not
-followed: what is asked, and the prompts in it, goes to the address that the user gave.
+each read has the time that is left to the request, and every byte counts, also in headers. Redirects are not
+followed: a request, with its prompts, goes to the address that the user gave.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class HttpAnswer:
         return 300 <= self.status < 400
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a server's text as a sentence may hold it: one line of up to 200 characters, with escapes."""
     return in_one_line(text[:_SHOWN])[:_SHOWN]
 
@@ -79,17 +79,17 @@ def fetch(url: str, body: bytes | None, *, timeout: float, most_bytes: int) -> H
     try:
         with opener.open(request, timeout=timeout) as response:
             if 300 <= response.status < 400:
-                return HttpAnswer(response.status, detail=shortened(response.headers.get("Location", "")))
+                return HttpAnswer(response.status, detail=shorten(response.headers.get("Location", "")))
             if response.status >= 400:
                 text = _beginning(response).decode("utf-8", errors="replace") or response.reason
-                return HttpAnswer(response.status, detail=shortened(text))
+                return HttpAnswer(response.status, detail=shorten(text))
             return HttpAnswer(response.status, b"".join(iter(lambda: response.read(_PIECE), b"")))
     except _FAILURES as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, TimeoutError):
             raise NoAnswerError(f"none came within {timeout:g} s") from None
         cause = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise NoAnswerError(shortened(cause)) from None
+        raise NoAnswerError(shorten(cause)) from None
 
 
 def _beginning(response: http.client.HTTPResponse) -> bytes:
@@ -152,7 +152,7 @@ class _Connection(http.client.HTTPConnection):
     limits: _Limits
 
     def connect(self) -> None:
-        """Connect; what follows, the handshake of TLS first, has the time that is left."""
+        """Connect; all later steps, the handshake of TLS first, have the time that is left."""
         super().connect()
         self.sock.settimeout(self.limits.seconds())
 

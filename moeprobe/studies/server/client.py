@@ -19,7 +19,7 @@ from moeprobe.recordings.readers.base import KEY
 from moeprobe.runtime.characters import quote
 from moeprobe.runtime.files import atomic_file, is_there, write_text
 from moeprobe.runtime.progress import Progress
-from moeprobe.studies.server.bounded_http import NoAnswerError, TooLongError, fetch, shortened
+from moeprobe.studies.server.bounded_http import NoAnswerError, TooLongError, fetch, shorten
 
 # Seconds before the second try; each later pause is twice as long.
 PAUSE = 0.5
@@ -75,7 +75,7 @@ class Client:
                 f"{url} answers with more than {_SMALL:,} bytes; give the address of vLLM or SGLang."
             ) from None
         if answer.is_redirect:
-            raise UserError(_redirected(url, answer.detail))
+            raise UserError(_redirect_error(url, answer.detail))
         try:
             return json.loads(answer.content)
         except ValueError:
@@ -107,7 +107,7 @@ class Client:
                     self._url(path), json.dumps(body).encode(), timeout=self.timeout, most_bytes=most_bytes
                 )
                 if answer.is_redirect:
-                    raise UserError(_redirected(f"The server, asked for {what},", answer.detail))
+                    raise UserError(_redirect_error(f"The server, asked for {what},", answer.detail))
                 if answer.status >= 400:
                     problem = f"HTTP {answer.status}: {answer.detail}"
                     if answer.status not in _BUSY:
@@ -150,7 +150,7 @@ def _is_address(text: str) -> bool:
     return parts.scheme in ("http", "https") and bool(host) and plain
 
 
-def _redirected(who: str, location: str) -> str:
+def _redirect_error(who: str, location: str) -> str:
     return f"{who} redirects to '{location}', which is not followed; give the address of the server itself."
 
 
@@ -178,7 +178,7 @@ class Dialect(ABC):
     def begin(self, client: Client) -> None:
         """Empty the cache before a run, where its requests have no caches of their own."""
 
-    def saved(self, answer: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
+    def label_answer(self, answer: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
         """Return an answer as it is kept: by the name of its request, whatever the server called it."""
         return answer | {"id": name}
 
@@ -218,9 +218,9 @@ class SglangRequests(Dialect):
         """Empty the cache of prefixes."""
         client.probe("/flush_cache")
 
-    def saved(self, answer: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
+    def label_answer(self, answer: dict[str, Any], name: str, ids: list[int]) -> dict[str, Any]:
         """Return an answer with the ids of its prompt, which SGLang does not repeat."""
-        return super().saved(answer, name, ids) | {"input_ids": ids}
+        return super().label_answer(answer, name, ids) | {"input_ids": ids}
 
 
 def detect(client: Client) -> Dialect:
@@ -237,21 +237,21 @@ def detect(client: Client) -> Dialect:
             raise UserError(
                 f"{client.address} is vLLM, and names no model at /v1/models; wait until it is loaded."
             )
-        return VllmRequests(_called("vLLM", version), str(entries[0].get("id")))
+        return VllmRequests(_server_name("vLLM", version), str(entries[0].get("id")))
     for path in ("/get_server_info", "/server_info"):
         info = client.probe(path)
         if isinstance(info, dict) and "model_path" in info:
-            return SglangRequests(_called("SGLang", info))
+            return SglangRequests(_server_name("SGLang", info))
     raise UserError(
         f"{client.address} is neither vLLM (/version) nor SGLang (/get_server_info); give the address of the server "
         "itself, without a path."
     )
 
 
-def _called(name: str, info: Mapping[str, Any]) -> str:
+def _server_name(name: str, info: Mapping[str, Any]) -> str:
     """Return a server's name and version, which becomes a heading: it may say anything."""
     version = info.get("version")
-    return f"{name} {shortened(version) if isinstance(version, str) else ''}".strip()
+    return f"{name} {shorten(version) if isinstance(version, str) else ''}".strip()
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def ask_all(
                 raise UserError(
                     f"The server answers without routed experts; start {dialect.server} with {_FLAG}."
                 )
-            answer = dialect.saved(answer, name, prompt)
+            answer = dialect.label_answer(answer, name, prompt)
             bounds.check(answer, what)
             line = json.dumps(answer)
         except RecursionError:  # JSON can be read that is too deep for anything else

@@ -100,7 +100,7 @@ def sentences_of(
             for row in in_float32
         ),
         *(
-            f"{_called(name)} against the first run: {interval(row)} of them differ."
+            f"{_run_name(name)} against the first run: {interval(row)} of them differ."
             for name, row in runs.items()
         ),
         _power(model),
@@ -126,7 +126,7 @@ def _verdict(checked: CheckedTrace, model: Row, runs: Mapping[str, Row]) -> str:
     return f"The server differs from the model no more than its own runs may differ. {itself}"
 
 
-def _called(name: str) -> str:
+def _run_name(name: str) -> str:
     """Return the name of a run at the beginning of a sentence: ``batch-8`` -> ``Batch 8``."""
     return name.replace("-", " ").capitalize() if name.startswith("batch-") else "The repeated run"
 

@@ -20,7 +20,7 @@ from moeprobe.studies.tradeoff.trainings import Training
 def claims(cells: Sequence[Training], *, progress: Advance = lambda _: None) -> pd.DataFrame:
     """Return the mean differences of groups from the first group, with ``columns.TRAININGS_COLUMNS``.
 
-    Seed s of a group is paired with seed s of the first. Only what was measured alike is compared.
+    Seed s of a group is paired with seed s of the first. Only runs with the same request are compared.
     """
     tables = [
         _of_run(members, folder, progress)

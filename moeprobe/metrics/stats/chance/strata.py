@@ -1,4 +1,4 @@
-"""Within what chance is drawn: all trials, those at one patch position, those of images of one class.
+"""Where chance is drawn: among all trials, at one patch position, or in images of one class.
 
 Axes: M trials (pairs of tokens), n images.
 """
