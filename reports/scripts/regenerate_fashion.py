@@ -20,7 +20,6 @@ import torch
 from moeprobe import api
 from moeprobe.runtime.files import write_csv
 from reports.scripts.contrasts import interval, shares
-from reports.scripts.printed import shrink
 from reports.scripts.regenerate import CHECKPOINTS, replace
 
 # Relative, since the sidecars remember where things lay: run this in the root of the checkout.
@@ -89,8 +88,6 @@ def regenerate(seed: int) -> None:
             command="make reports-fashion",
             **more,
         )
-    for path in staging.rglob("figures/*.png"):
-        shrink(path, path)
     write_csv(staging / "gaps.csv", gaps(staging / "eval", seed))
     replace(staging, report)
 
