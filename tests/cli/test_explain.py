@@ -9,7 +9,6 @@ from typer.main import get_command
 
 from moeprobe.cli.app import app
 from moeprobe.cli.front.glossary import explanations, names
-from moeprobe.declarations import registry as registry_of_probes
 from moeprobe.metrics import registry
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, VIEWS
 from tests.commands import refused, run
@@ -95,7 +94,7 @@ def test_no_section_of_a_docstring_is_printed_as_it_is(name: str) -> None:
 
 def test_all_that_is_named_can_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of every metric it is asked for every kind of run, which looks at the files of all analyses each time.
-    monkeypatch.setattr(registry_of_probes, "measured_by", functools.cache(registry_of_probes.measured_by))
+    monkeypatch.setattr(registry, "measured_by", functools.cache(registry.measured_by))
     known = names(PROGRAM)
     assert {"churn", "top{k}_match", "severity", "few_images", "pooled", "fewshot", "kappa", "--limit"} <= {
         *known
