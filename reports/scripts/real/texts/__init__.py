@@ -1,0 +1,1 @@
+"""A trained text encoder made sparse, trained and measured on real texts: the second half of ``make real``."""
