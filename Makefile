@@ -117,7 +117,7 @@ reports-deformations: setup ## κ and switches by natural deformation, of the co
 reports-corruptions: setup ## Accuracy and κ under the 19 corruptions, of the committed digits checkpoints (about three minutes)
 	$(BIN)/python -m reports.scripts.regenerate_corruptions
 
-reports-trainings: setup ## What PRC changes over other trainings and images, of the committed checkpoints of digits and shapes (minutes)
+reports-trainings: setup ## What PRC changes over other trainings and images, of the committed checkpoints (a quarter of an hour)
 	$(BIN)/python -m reports.scripts.regenerate_trainings
 
 reports-attack: setup ## How far routing follows attacks, of the committed digits checkpoints (about six minutes)
