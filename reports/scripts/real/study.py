@@ -79,6 +79,7 @@ _COLUMNS = [
     "ci_high", "images", "trials",
 ]  # fmt: skip
 _DIGITS = 5
+_DIGITS_OF_FEATURES = {"cosine": 5, "nearest_neighbor": 5, "all": 5, "difference": 7}
 # Whose match is shown beside that of pictures that were taken.
 _MATCHED = ("crops", "pairs", "warps", "frames", "shifts")
 SIDECAR = "table.json"
@@ -111,7 +112,8 @@ def measure(root: Path) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     write_csv(OUT / "table.csv", kept(pd.concat(tables, ignore_index=True))[_COLUMNS].round(_DIGITS))
     write_csv(OUT / "trainings.csv", kept(pd.concat(trainings, ignore_index=True)).round(_DIGITS))
-    write_csv(OUT / "features.csv", features(root).round(_DIGITS))
+    # A difference that is rounding alone would be 0 with the digits of the others.
+    write_csv(OUT / "features.csv", features(root).round(_DIGITS_OF_FEATURES))
 
 
 def kept(table: pd.DataFrame) -> pd.DataFrame:
