@@ -49,6 +49,7 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/corruptions", "reports/deformations", "reports/precision", "reports/align",
         "reports/flips", "reports/experts", "reports/exchanged",
         "reports/trainings/digits", "reports/trainings/shapes", "reports/real",
+        "reports/real-texts",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 
