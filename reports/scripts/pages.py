@@ -33,6 +33,7 @@ from reports.scripts import (
 )
 from reports.scripts.contrasts import lines as contrast_lines
 from reports.scripts.real import tables as real_tables
+from reports.scripts.real.texts import tables as texts_tables
 from reports.scripts.regenerate_routers import accuracy_lines, contagion_lines, steadiness_lines
 from reports.scripts.seeds import read
 
@@ -278,6 +279,10 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "noise that changes sets": real_tables.margins,
     "pictures that were taken as pairs": real_tables.pairs,
     "flips along a video": real_tables.flips,
+    "quality of text encoders": texts_tables.quality,
+    "κ on texts": texts_tables.claims,
+    "experts by domain": texts_tables.domains,
+    "int8 form of text encoders": texts_tables.forms,
     "flips by margin": more_tables.margins,
     "AUC of margins": more_tables.areas,
     "critical noise": more_tables.critical,

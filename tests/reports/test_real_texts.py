@@ -16,7 +16,8 @@ from moeprobe.inputs.data.text import Text
 from moeprobe.inputs.texts import TextFraming, stack
 from moeprobe.models.checkpoints.checkpoint import read_tensors
 from moeprobe.models.nn.capture import capture
-from reports.scripts.real.texts import distil, encoder, int8, material, study
+from reports.scripts.real.texts import distil, encoder, int8, material, study, tables
+from reports.scripts.real.texts.names import MODELS
 
 LINES = [
     "the quick brown fox jumps over the lazy dog",
@@ -316,3 +317,14 @@ def test_numbers_of_seeds_are_kept_by_their_ends() -> None:
         ["typos", "typos", "prc", 0.1, 0.3, 3],
         ["int8", "int8", "prc", 0.8, 0.8, 1],
     ]
+
+
+def test_every_line_of_the_page_has_its_rows() -> None:
+    """A cell that the tables lack would leave a line out without a word."""
+    folder = Path(__file__).parents[2] / "reports" / "real-texts"
+    table = pd.read_csv(folder / "table.csv")
+    assert set(table["seeds"]) == {3} and set(table["model"]) == set(MODELS)
+    layers = 3
+    assert len(tables.claims(folder)) == 2 + layers * len(tables.PERTURBATIONS)
+    assert len(tables.domains(folder)) == 2 + layers
+    assert len(tables.forms(folder)) == 2 + layers
