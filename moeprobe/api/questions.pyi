@@ -413,7 +413,8 @@ def coverage(
         data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         need: Tokens n that every expert of every layer should have.
         other_data: Other data sets, to compare with ``data`` for as many tokens each.
-        write: JSON lines to write the ids of a small subset into, in which every expert has n tokens.
+        write: JSON lines to write the ids of a small subset into: experts that have n tokens in the data have them in
+            it.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
@@ -562,7 +563,7 @@ def experts(
         data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         loss: List the experts whose ban alone raises the loss by less than this, in nats; default: no list.
         experts_per_layer: Experts of each layer that are banned and forced one by one, drawn by their load; default
-            all, or as many as 100 passes per input allow.
+            all, or as many as 100 passes per input allow, and at least one.
         draws: Random choices, and permutations, of experts that are drawn for each input; default 4, or 1 where experts
             are drawn, too.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
@@ -1169,7 +1170,8 @@ def trace_coverage(
     Args:
         traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
         need: Tokens n that every expert of every layer should have.
-        write: JSON lines to write the ids of a small subset into, in which every expert has n tokens.
+        write: JSON lines to write the ids of a small subset into: experts that have n tokens in the data have them in
+            it.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 # What Arrow reads by itself; any other store through its ``fsspec`` package, e.g. ``fsspec+sftp://``.
 _STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "hf")
-# A ``Path`` makes one slash of the two.
+# A ``Path`` makes one slash of the two, also in settings.
 _ADDRESS = re.compile(rf"({'|'.join(_STORES)}|fsspec\+[a-z0-9]+):/{{1,2}}(?=[^/])")
 _WILDCARDS = re.compile(r"[*?\[]")
+_SETTINGS = re.compile(r"\?(?=[A-Za-z_]\w*=)")
 _PART = 2**22
 # Arrow asks Google's store again for 15 minutes unless it is told otherwise.
 _GOOGLE, _PATIENCE = ("gs", "gcs"), "retry_limit_seconds"
@@ -51,15 +52,16 @@ def is_remote(path: str | Path) -> bool:
 
 def spell(path: str | Path) -> str:
     """Return a path as the user typed it, for a command: an address with both of its slashes, with its settings."""
-    scheme, colon, name = str(path).partition(":")
-    return f"{scheme}{colon}//{name.lstrip('/')}" if is_remote(path) else str(path)
+    if not is_remote(path):
+        return str(path)
+    scheme, name, settings = _split(path)
+    return f"{scheme}://{name}" + f"?{settings}" * bool(settings)
 
 
 def address_of(path: str | Path) -> str:
-    """Return an address with both of its slashes and without a user's key and settings, as sentences show it."""
-    scheme, address, _ = _split(path)
-    bucket, slash, name = address.partition("/")
-    return f"{scheme}://{bucket.rpartition('@')[2]}{slash}{name}"
+    """Return an address with both of its slashes and without its settings, as sentences show it."""
+    scheme, name, _ = _split(path)
+    return f"{scheme}://{name}"
 
 
 def check_local(path: Path) -> None:
@@ -81,6 +83,7 @@ def copies_of(path: str | Path, *, suffix: str, watcher: Progress | None = None)
     Raises:
         UserError: the store cannot be read, or has no such object.
     """
+    _check_keyless(path)
     with _reading(path):
         store, objects = _find(path, suffix)
     return [_copy(store, entry, path, watcher or Progress()) for entry in objects]
@@ -98,6 +101,18 @@ def _reading(path: str | Path) -> Iterator[None]:
         raise UserError(f"Cannot read {address_of(path)}: {reason}.") from error
 
 
+def _check_keyless(path: str | Path) -> None:
+    """Raise ``UserError`` where an address holds a key, which would stand in tables and sentences."""
+    _, name, settings = _split(path)
+    # A secret may hold a slash; names of Azure's containers stand before an at sign, without a colon.
+    before, at, _ = name.partition("@")
+    if (at and ":" in before) or re.search(r"(key|secret|token|password)\w*=", settings, re.IGNORECASE):
+        raise UserError(
+            "An address takes no keys; give them to the store's own settings, e.g. AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
+        )
+
+
 def _find(path: str | Path, suffix: str) -> "tuple[FileSystem, list[FileInfo]]":
     """Return the store of an address, and the objects that it stands for."""
     from pyarrow.fs import FileSystem, FileType
@@ -112,7 +127,7 @@ def _find(path: str | Path, suffix: str) -> "tuple[FileSystem, list[FileInfo]]":
         pattern = name[len(root) :].strip("/").split("/")
         entries = [
             info
-            for info in _listing(store, inside, recursive=True)
+            for info in _listing(store, inside, recursive=len(pattern) > 1)
             if _matches(info.path[len(inside) :].strip("/").split("/"), pattern)
         ]
         what = "no object matches the pattern"
@@ -150,8 +165,11 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def _copy(store: "FileSystem", entry: "FileInfo", path: str | Path, watcher: Progress) -> Path:
     """Return the copy of an object in a folder of its own, which is made unless it is of the present object."""
+    if entry.size is None:
+        raise UserError(f"Cannot read {address_of(path)}: the store does not say how many bytes it has.")
     home = _home(path, entry.path)
-    copy, note = home / Path(entry.base_name).name, home / "object.json"
+    # Hidden, as no object that is read.
+    copy, note = home / Path(entry.base_name).name, home / ".object.json"
     facts = [entry.size, entry.mtime_ns]
     home.mkdir(parents=True, exist_ok=True)
     # Ranks of one command ask for the same object.
@@ -196,15 +214,17 @@ def _check_room(folder: Path, entry: "FileInfo") -> None:
 
 def _home(path: str | Path, name: str) -> Path:
     """Return the folder for the copy of an object; stores at different addresses may have objects of one name."""
-    scheme, _, settings = _split(path)
-    key = "\n".join((scheme, settings, name))
+    scheme, address, settings = _split(path)
+    # Not all stores have the host in the names of their objects.
+    key = "\n".join((scheme, address.partition("/")[0], settings, name))
     return cache_folder() / "objects" / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
 
 
 def _split(path: str | Path) -> tuple[str, str, str]:
-    """Return the scheme of an address, the name behind its slashes, and the settings behind ``?``."""
+    """Return the scheme of an address, the name behind its slashes, and the settings behind ``?``.
+
+    A pattern may hold a question mark; settings begin with a name and an equals sign (region=eu-west-1).
+    """
     scheme, _, address = str(path).partition(":")
-    address = address.lstrip("/")
-    name, _, settings = address.rpartition("?")
-    # A pattern may hold a question mark; settings (region=eu-west-1) have an equals sign.
-    return (scheme, name, settings) if "=" in settings else (scheme, address, "")
+    name, *settings = _SETTINGS.split(address.lstrip("/"), maxsplit=1)
+    return scheme, name, re.sub(r":/(?=[^/])", "://", settings[0]) if settings else ""

@@ -44,15 +44,15 @@ def matches(folder: Path) -> list[str]:
     """Return match, κ and load of corresponding patches by layer and k."""
     numbers = {
         ("top1_match", ""): "top-1 match",
-        ("top1_match_kappa", "pooled"): "κ",
-        ("top1_match_kappa", "image"): "κ within image",
+        ("top1_match_kappa", "pooled"): "κ₁",
+        ("top1_match_kappa", "image"): "κ₁ within image",
         ("load_entropy", ""): "load entropy",
     }
     lines = _header("MoE layer | k | ", [*MODELS.values(), *_DIFFERENCES])
     of_sets = {
         ("top2_set_match", ""): "top-2 match, any order",
-        ("top2_set_match_kappa", "pooled"): "κ of any order",
-        ("top2_set_match_kappa", "image"): "κ of any order, within image",
+        ("top2_set_match_kappa", "pooled"): "κ",
+        ("top2_set_match_kappa", "image"): "κ within image",
     }
     for part, top_k in (("match-ratio", 2), ("match-ratio-k1", 1)):
         for layer in _layers(folder, part, "load_entropy"):

@@ -104,7 +104,7 @@ def figure(table: pd.DataFrame) -> Figure:
             for label, color in zip(NULLS.values(), COLORS, strict=False)
         ]
         drawn.legend(handles=marks, loc="outside lower center", ncols=2)
-        panels[-1].set_xlabel("κ of first choices, first MoE layer: 0 = chance, 1 = no choice changes")
+        panels[-1].set_xlabel("κ of sets of two experts, first MoE layer: 0 = chance, 1 = no set changes")
     return drawn
 
 

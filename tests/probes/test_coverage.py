@@ -125,6 +125,24 @@ def test_joined_data_name_each_image_by_its_data() -> None:
     assert joined.source_of[joined.image_ids[-1]] == ("b", digits().image_ids[-1])
 
 
+def test_joined_data_share_no_name() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.image_ids, self.modality, self.is_encoded = [name], digits().modality, False
+
+        def __len__(self) -> int:
+            return 1
+
+    with pytest.raises(UserError, match=r"both hold folder:d/test/0\.png"):
+        Joined({"folder:d": Named("test/0.png"), "folder:d/test": Named("0.png")})  # type: ignore[dict-item]
+
+
+def test_units_are_of_one_data_set() -> None:
+    options = Options(limit=3, unit="folder")
+    with pytest.raises(UserError, match="unit is of one data set"):
+        prepare(Coverage(other_data=["shapes"]), [checkpoint()], data="digits", options=options)
+
+
 @pytest.mark.parametrize(
     ("fields", "model", "message"),
     [

@@ -1,5 +1,6 @@
 """Experts predicted ahead: against loops, and on planted recordings where the next experts are known."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -210,3 +211,18 @@ def test_the_layer_before_is_that_of_the_recording(tmp_path: Path, monkeypatch: 
         )
         assert len(expected) and of_layer.equals(expected)
     assert set(chosen["layer"]) == {"layers.0", "layers.2", ""}
+
+
+def test_a_layer_of_other_tokens_predicts_nothing(tmp_path: Path) -> None:
+    """An encoder has other tokens than the decoder behind it."""
+    log = tmp_path / "log.jsonl"
+    lines = []
+    for request in range(4):
+        random = np.random.default_rng([13, request])
+        for layer, tokens in (("encoder", 6), ("decoder.0", 5), ("decoder.1", 5)):
+            experts = random.random((tokens, 4)).argsort(1)[:, :2].tolist()
+            lines.append({"id": f"r{request}", "layer": layer, "num_experts": 4, "experts": experts})
+    log.write_text("\n".join(map(json.dumps, lines)))
+    api.import_trace(log, tmp_path / "a.parquet")
+    table = api.trace_prefetch(tmp_path / "a.parquet", layers=["decoder.0", "decoder.1"]).table
+    assert set(table.loc[table["metric"] == "prefetch_layer", "layer"]) == {"decoder.1", ""}

@@ -364,7 +364,10 @@ def test_what_no_reading_fits_comes_with_lines_that_convert_it(tmp_path: Path) -
         ({"cu_seqlens": [0, 7, 5, 9]}, "cu_seqlens takes places that begin with 0 and only grow"),
         ({"cu_seqlens": [0, 7, 10]}, "expert_ids has 24 places, and its sequences 10 tokens"),
         ({"attention_mask": torch.full((2, 3), 4)}, "attention_mask takes 0 and 1"),
-        ({"expert_ids": torch.zeros(2, 9, 3, 3).int(), "cu_seqlens": None}, "attention_mask is missing"),
+        (
+            {"expert_ids": torch.zeros(2, 9, 3, 3).int(), "cu_seqlens": None},
+            "marks the padding, is missing",
+        ),
         ({"expert_ids": torch.full((24, 3, 3), 11).int()}, "expert 11, and the model has experts 0 to 10"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.recordings.trace_paths import find_parts, is_trace_path
+from moeprobe.runtime import object_stores
 from moeprobe.runtime.object_stores import address_of, copies_of
 from moeprobe.runtime.progress import Progress
 from tests.commands import refused, run
@@ -210,9 +211,25 @@ def test_other_stores_are_read_through_fsspec(tmp_path: Path, monkeypatch: pytes
     assert first[0].read_bytes() == SETS.read_bytes()
 
 
-def test_addresses_are_shown_without_keys_and_settings() -> None:
-    assert address_of(Path("s3://key:secret@bucket/a.parquet?region=eu-west-1")) == "s3://bucket/a.parquet"
+def test_addresses_are_shown_without_settings_and_take_no_keys() -> None:
+    assert address_of(Path("s3://bucket/a.parquet?region=eu-west-1")) == "s3://bucket/a.parquet"
     assert is_trace_path("s3://bucket/traces")
+    for address in ("s3://key:se/cret@bucket/a.parquet", "s3://bucket/a.parquet?secret_key=abc"):
+        with pytest.raises(UserError, match="takes no keys") as refusal:
+            copies_of(Path(address), suffix=".parquet")
+        assert "cret@" not in str(refusal.value)
+        assert "abc" not in str(refusal.value)
+
+
+def test_copies_of_two_hosts_are_two_and_settings_are_told_from_patterns() -> None:
+    """In HDFS and Azure the name of an object lacks its host."""
+    homes = {object_stores._home(f"hdfs://{host}/a.parquet", "/a.parquet") for host in ("first", "second")}
+    assert len(homes) == 2
+    address = Path("s3://b/run-?/day=5/x.parquet?endpoint_override=http://host:9")
+    assert object_stores._split(address) == (
+        "s3", "b/run-?/day=5/x.parquet", "endpoint_override=http://host:9"
+    )  # fmt: skip
+    assert object_stores.spell(address) == "s3://b/run-?/day=5/x.parquet?endpoint_override=http://host:9"
 
 
 def test_nothing_is_written_into_a_store(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moeprobe.errors import UserError
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.stats.statistic import Array
@@ -255,6 +256,11 @@ class ExpertsAnalysis(ModelAnalysis[Interventions]):
 def by_expert(columns: Columns, values: Array) -> Iterator[tuple[int, Array]]:
     """Yield each expert that is measured by itself, and its values ``(n,)`` of those ``(n, N)`` of all of them."""
     measured = columns.get(_MEASURED_EXPERTS)
+    if measured is not None and (measured != measured[0]).any():
+        raise UserError(
+            "Parts of this run measured other experts, since passes differ between devices or batch sizes; measure it "
+            "again in one place."
+        )
     experts = range(values.shape[1]) if measured is None else measured[0].tolist()
     yield from zip(experts, values.T, strict=True)
 

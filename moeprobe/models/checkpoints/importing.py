@@ -15,6 +15,7 @@ from moeprobe.models.checkpoints.location import LAST
 from moeprobe.models.config import ModelConfig
 from moeprobe.runtime.files import Scratch, has_same_bytes, is_file, resolve
 from moeprobe.runtime.folders import RunFolder, check_replaceable
+from moeprobe.runtime.object_stores import check_local
 from moeprobe.runtime.records import Family, scan
 
 _DESCRIPTION = "last.json"
@@ -38,8 +39,12 @@ class Unseen(TypedDict, total=False):
     crop_fraction: float | None
 
 
-def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
-    """Raise ``UserError`` unless a checkpoint may be put there, or may be there already, of the same source."""
+def check_folder(folder: Path, source: Path, *, overwrite: bool, read: Path | None = None) -> None:
+    """Raise ``UserError`` unless a checkpoint may be put there, or may be there already, of the same source.
+
+    ``read``: the file or folder that is read, where ``source`` is no path.
+    """
+    check_local(folder)
     contents = scan(folder, _FAMILY)
     if contents.empty:
         return
@@ -49,7 +54,8 @@ def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
         if _source_of(folder) != str(source):
             raise _another(folder)
         return
-    if resolve(folder) in resolve(source).parents:
+    path = resolve(source if read is None else read)
+    if resolve(folder) in {path, *path.parents}:
         raise UserError(f"{source} is in {folder}, which would be replaced; choose another one.")
     check_replaceable(folder, contents, _FAMILY)
 

@@ -66,7 +66,7 @@ class Upcycled:
         origin: of the dense weights: ``source``, and of a file its ``sha256``.
         parameters: their number.
         dense_parameters: those of the dense model.
-        has_fresh_head: the dense model had no head, or the data have other classes.
+        has_fresh_head: the dense model had no head, so a new one scores the classes of the data.
         difference: largest difference of a token after the last norm from the dense model's, relative to the largest.
         images: that both models saw, and what they were.
     """
@@ -128,7 +128,9 @@ def upcycle(
             or the folder holds something else.
     """
     folder, keys = Path(folder), {**DEFAULTS, **settings}
-    check_folder(folder, Path(source), overwrite=overwrite)
+    # Of timm's models, a file of weights is what must not be replaced.
+    file = source.partition("@")[2] if source.startswith(_TIMM) else ""
+    check_folder(folder, Path(source), overwrite=overwrite, read=Path(file or source))
     if not 0 <= noise < float("inf"):
         raise UserError(f"{option('noise')}: a number of at least 0 is needed; got {noise}.")
     dense = _open(source, {key: keys.pop(key) for key in ("image_size", "mean", "std")})

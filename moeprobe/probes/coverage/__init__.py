@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NEED = Arg("Tokens n that every expert of every layer should have.", low=1)
 WRITE = Arg(
-    "JSON lines to write the ids of a small subset into, in which every expert has n tokens.",
+    "JSON lines to write the ids of a small subset into: experts that have n tokens in the data have them in it.",
     in_request=False,
 )
 # What ``need`` is, unless it is given.

@@ -71,6 +71,10 @@ class CoverageMeasurement(Measurement[Result]):
                     f"The layers of {model.name} have different numbers of tokens for one input ({words}); choose "
                     f"some with the same number by {option('layers')}."
                 )
+            if self.probe.other_data and self.options.unit is not None:
+                raise UserError(
+                    f"{option('unit')} is of one data set; leave it or {option('other_data')} out."
+                )
             if self.probe.other_data and model.model.group_images > 1:
                 raise UserError(
                     f"{model.name} routes several inputs together, which several data sets would mix; leave "

@@ -21,6 +21,7 @@ from moeprobe.results import summaries
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.files import atomic_file, is_there
+from moeprobe.runtime.object_stores import check_local
 
 # Experts with too few tokens that a note lists; the table has all.
 _LISTED = 20
@@ -153,7 +154,9 @@ def lines_of(
 
 
 def check_subset_file(path: Path | None, *, overwrite: bool) -> None:
-    """Raise ``UserError`` where the file of the subset exists, and is not to be replaced."""
+    """Raise ``UserError`` where the file of the subset exists and is not to be replaced, or is not local."""
+    if path is not None:
+        check_local(path)
     if path is not None and is_there(path) and not overwrite:
         raise UserError(
             f"{path} exists; choose another name, or replace it with {option('overwrite', True)}."

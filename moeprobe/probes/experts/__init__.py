@@ -75,7 +75,7 @@ class Experts(Probe["Result"]):
         int | None,
         Arg(
             "Experts of each layer that are banned and forced one by one, drawn by their load; default all, or as many "
-            "as 100 passes per input allow.",
+            "as 100 passes per input allow, and at least one.",
             low=1,
         ),
     ] = None

@@ -127,6 +127,10 @@ class _PrefetchSums(InputSums):
         super().__init__(traces, layers, ids, lists=())
         self._loaded = loaded
         self._folds = folds_of(ids, self._clusters)
+        self._before = {
+            trace_view.trace: {name: _layer_before(trace_view.trace, name) for name in layers}
+            for trace_view in traces
+        }
         self._fitted = [self._fit(trace_view.trace) for trace_view in traces]
         self._marked = [trace_view.trace.marks("generated") for trace_view in traces]
 
@@ -154,7 +158,7 @@ class _PrefetchSums(InputSums):
         """
         last: tuple[str, Marks] | None = None
         for name, longest in self.num_tokens.items():
-            before_name = _layer_before(trace, name)
+            before_name = self._before[trace][name]
             if before_name is None:
                 before = None
             elif last is not None and last[0] == before_name:
@@ -207,10 +211,21 @@ class _PrefetchSums(InputSums):
 
 
 def _layer_before(trace: TraceFile, name: str) -> str | None:
-    """Return the layer before one in a recording; None where there is none whose tokens have experts."""
+    """Return the layer before one in a recording; None where there is none whose same tokens choose experts."""
     names = list(trace.layers)
-    before = names[names.index(name) - 1] if name != names[0] else None
-    return before if before is not None and trace.layers[before].top_k > 0 else None
+    if name == names[0]:
+        return None
+    before = names[names.index(name) - 1]
+    layer, chosen = trace.layers[before], trace.layers[name]
+    is_alike = (
+        layer.grid_rows is None
+        and not layer.experts_choose
+        and layer.top_k > 0
+        and layer.num_prefix_tokens == chosen.num_prefix_tokens
+        # An encoder's tokens are not those of the decoder behind it.
+        and bool((trace.num_tokens(before, trace.ids) == trace.num_tokens(name, trace.ids)).all())
+    )
+    return before if is_alike else None
 
 
 def _marks(block: Block) -> Marks:

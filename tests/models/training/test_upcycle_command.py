@@ -109,6 +109,8 @@ def test_a_dense_checkpoint_keeps_its_head_and_is_probed_and_trained(tmp_path: P
     trained = checkpoint.read_info(tmp_path / "run")[0].training
     assert trained["started_from"]["path"] == str(folder / "last.safetensors")
     assert "has experts already" in refused("upcycle", folder, "--out", tmp_path / "again")
+    onto_itself = refused("upcycle", tmp_path / "dense", "--out", tmp_path / "dense", "--overwrite")
+    assert "would be replaced" in onto_itself
 
 
 def test_mistakes_are_sentences(source: str, tmp_path: Path) -> None:

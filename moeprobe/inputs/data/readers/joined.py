@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset
 
 
@@ -22,11 +23,15 @@ class Joined(Dataset):
         self.modality = self._parts[0].modality  # type: ignore[misc]
         self.is_encoded = any(part.is_encoded for part in self._parts)  # type: ignore[misc]
         self._places = [(part, index) for part in self._parts for index in range(len(part))]
-        self.source_of = {
-            f"{name}/{image_id}": (name, image_id)
-            for name, part in parts.items()
-            for image_id in part.image_ids
-        }
+        self.source_of: dict[str, tuple[str, str]] = {}
+        for name, part in parts.items():
+            for image_id in part.image_ids:
+                joined = f"{name}/{image_id}"
+                if joined in self.source_of:
+                    raise UserError(
+                        f"{' and '.join(parts)} both hold {joined}; name data sets that share nothing."
+                    )
+                self.source_of[joined] = name, image_id
         self.image_ids = list(self.source_of)
 
     def example(self, index: int) -> Any:
