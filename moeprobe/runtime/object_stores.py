@@ -105,8 +105,8 @@ def _check_keyless(path: str | Path) -> None:
     """Raise ``UserError`` where an address holds a key, which would stand in tables and sentences."""
     _, name, settings = _split(path)
     # A secret may hold a slash; names of Azure's containers stand before an at sign, without a colon.
-    before, at, _ = name.partition("@")
-    if (at and ":" in before) or re.search(r"(key|secret|token|password)\w*=", settings, re.IGNORECASE):
+    user, at, _ = name.partition("@")
+    if (at and ":" in user) or re.search(r"(key|secret|token|password)\w*=", settings, re.IGNORECASE):
         raise UserError(
             "An address takes no keys; give them to the store's own settings, e.g. AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."

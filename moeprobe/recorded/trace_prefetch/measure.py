@@ -216,12 +216,12 @@ def _layer_before(trace: TraceFile, name: str) -> str | None:
     if name == names[0]:
         return None
     before = names[names.index(name) - 1]
-    layer, chosen = trace.layers[before], trace.layers[name]
+    layer, successor = trace.layers[before], trace.layers[name]
     is_alike = (
         layer.grid_rows is None
         and not layer.experts_choose
         and layer.top_k > 0
-        and layer.num_prefix_tokens == chosen.num_prefix_tokens
+        and layer.num_prefix_tokens == successor.num_prefix_tokens
         # An encoder's tokens are not those of the decoder behind it.
         and bool((trace.num_tokens(before, trace.ids) == trace.num_tokens(name, trace.ids)).all())
     )
