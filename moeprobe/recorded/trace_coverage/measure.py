@@ -27,6 +27,7 @@ from moeprobe.results.stored import SumsStore, concat, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table, with_rows
 from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.short_paths import shortest_ends
 
 # Choices of one layer that are read at a time.
 _CHOICES = 2**22
@@ -41,7 +42,7 @@ class Accumulation(RecordingWork[TraceCoverage]):
         self.traces = [TraceFile(Path(path)) for path in probe.traces]
         self.names = [trace_view.name for trace_view in name_all(self.traces)]
         if len(set(self.names)) < len(self.names):
-            self.names = [trace_view.trace.path.stem for trace_view in name_all(self.traces)]
+            self.names = shortest_ends([trace.unsuffixed_path for trace in self.traces])
         self.layers = common_layers(self.traces, options.layers)
         for trace in self.traces:
             check_tokens(trace, purpose="that experts could get")
