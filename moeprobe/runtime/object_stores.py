@@ -41,13 +41,15 @@ _UNDATED: set[Path] = set()
 
 
 def is_remote(path: str | Path) -> bool:
-    """Whether a path is an address in an object store.
+    """Whether a path is an address in an object store; one slash is enough in a ``Path``, which keeps no second.
+
+    As a text, ``hf:/models/olmoe`` is a model in a folder.
 
     >>> from moeprobe.runtime.object_stores import is_remote
-    >>> [is_remote(path) for path in ("s3://traces/served.parquet", "traces/served.parquet", "c:/served.parquet")]
+    >>> [is_remote(path) for path in ("s3://traces/served.parquet", "traces/served.parquet", "hf:/models/olmoe")]
     [True, False, False]
     """
-    return _ADDRESS.match(str(path)) is not None
+    return _ADDRESS.match(str(path)) is not None and (isinstance(path, Path) or "://" in path)
 
 
 def spell(path: str | Path) -> str:

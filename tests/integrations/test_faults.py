@@ -343,7 +343,7 @@ def state(step: int) -> Any:
 def test_a_state_that_cannot_be_saved_ends_no_training(error: Exception, tmp_path: Path) -> None:
     callback = HuggingfaceMonitor(["a text"])
     callback.monitor = SimpleNamespace(state_dict=raising(error))  # type: ignore[assignment]
-    with pytest.warns(RunWarning, match="The state of the monitor was not saved at step 2: .* goes on"):
+    with pytest.warns(RunWarning, match="The state of the monitor was not saved at step 2: .* continues"):
         callback.on_save(SimpleNamespace(output_dir=str(tmp_path)), state(2), None)
 
 

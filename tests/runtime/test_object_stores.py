@@ -214,6 +214,7 @@ def test_other_stores_are_read_through_fsspec(tmp_path: Path, monkeypatch: pytes
 def test_addresses_are_shown_without_settings_and_take_no_keys() -> None:
     assert address_of(Path("s3://bucket/a.parquet?region=eu-west-1")) == "s3://bucket/a.parquet"
     assert is_trace_path("s3://bucket/traces")
+    assert not is_trace_path("hf:/models/olmoe")
     for address in ("s3://key:se/cret@bucket/a.parquet", "s3://bucket/a.parquet?secret_key=abc"):
         with pytest.raises(UserError, match="takes no keys") as refusal:
             copies_of(Path(address), suffix=".parquet")

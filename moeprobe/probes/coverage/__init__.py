@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from moeprobe.declarations import Arg, Layout, Probe
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.data.readers import naming
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,6 +53,8 @@ class Coverage(Probe["Result"]):
 
     def check_data(self, kind: type, data: str) -> None:
         """Raise ``UserError`` where one of the data sets does not exist, or is named twice."""
+        from moeprobe.inputs.data.readers import naming  # it brings NumPy
+
         names = [data, *self.other_data]
         for number, name in enumerate(names):
             if name in names[:number]:
