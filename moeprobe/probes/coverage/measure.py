@@ -19,7 +19,7 @@ from moeprobe.inputs.batches import Batch, TextBatch
 from moeprobe.inputs.data.readers.joined import Joined
 from moeprobe.metrics.analyses.expert_coverage import ExpertCoverage, ExpertTokens
 from moeprobe.probes.coverage import Coverage
-from moeprobe.probes.coverage.uses import Uses, check_subset_file, lines_of, write_subsets
+from moeprobe.probes.coverage.uses import Uses, check_chooses, check_subset_file, lines_of, write_subsets
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import load_batches, readable_batches, to_host
 from moeprobe.probes.engine.blank_passes import routing_of_blank_input
@@ -52,6 +52,7 @@ class CoverageMeasurement(Measurement[Result]):
         check_subset_file(probe.write, overwrite=options.overwrite)
         super().__init__(probe, models, data, options)
         self._lacking: dict[str, str] = {}
+        self._subsets: dict[tuple[str, str], list[int]] = {}
 
     def check_models(self) -> None:
         """Raise ``UserError`` where tokens do not choose, or layers have other tokens than others."""
@@ -59,11 +60,13 @@ class CoverageMeasurement(Measurement[Result]):
             names = chosen_layers(model.model.layer_names, self.options.layers)
             layers = dict(zip(names, routing_of_blank_input(model, self.options.layers), strict=True))
             for name, layer in layers.items():
-                if not layer.tokens_choose or layer.top_k >= layer.num_experts:
-                    raise UserError(
-                        f"In {name} of {model.name} tokens do not choose some of several experts, so every expert "
-                        f"gets its tokens anyway; leave the layer out with {option('layers')}."
-                    )
+                check_chooses(
+                    name,
+                    model.name,
+                    tokens_choose=layer.tokens_choose,
+                    top_k=layer.top_k,
+                    num_experts=layer.num_experts,
+                )
             counts = {name: int(_is_ordinary(layer).sum()) for name, layer in layers.items()}
             if len(set(counts.values())) > 1:
                 words = ", ".join(f"{name} {count:,}" for name, count in counts.items())
@@ -123,7 +126,7 @@ class CoverageMeasurement(Measurement[Result]):
         least = min(uses.num_tokens for uses in of_sources.values())
         rows: list[dict[str, Any]] = []
         for (checkpoint, view), uses in of_sources.items():
-            subset = uses.subset(need)
+            subset = self._subsets[checkpoint, view] = uses.subset(need)
             rows += lines_of(uses, subset, need=need, least=least, checkpoint=checkpoint, info=info)
             if lacking := uses.lacking(need):
                 name = checkpoint if view == CLEAN else f"{checkpoint}, {view}"
@@ -158,15 +161,12 @@ class CoverageMeasurement(Measurement[Result]):
     def _write_subset(self, sums: SumsStore) -> None:
         if self.probe.write is None:
             return
-        subsets = [
-            (
-                {"checkpoint": checkpoint, "data": self.data if view == CLEAN else view},
-                uses,
-                uses.subset(need),
-            )
-            for need in [self.probe.need]
-            for (checkpoint, view), uses in self._uses(sums).items()
-        ]
+        subsets = []
+        for (checkpoint, view), uses in self._uses(sums).items():
+            # Of a finished run none is known yet.
+            subset = self._subsets.get((checkpoint, view)) or uses.subset(self.probe.need)
+            data = self.data if view == CLEAN else view
+            subsets.append(({"checkpoint": checkpoint, "data": data}, uses, subset))
         write_subsets(self.probe.write, subsets)
 
 

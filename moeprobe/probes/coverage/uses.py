@@ -153,6 +153,17 @@ def lines_of(
     yield line(coverage.SUBSET_INPUTS, float(len(subset)), images=inputs)
 
 
+def check_chooses(
+    layer: str, source: str | Path, *, tokens_choose: bool, top_k: int, num_experts: int
+) -> None:
+    """Raise ``UserError`` where tokens of a layer do not choose some of several experts."""
+    if not tokens_choose or not 0 < top_k < num_experts:
+        raise UserError(
+            f"In {layer} of {source} tokens do not choose some of several experts, so every expert gets its tokens "
+            f"anyway; leave the layer out with {option('layers')}."
+        )
+
+
 def check_subset_file(path: Path | None, *, overwrite: bool) -> None:
     """Raise ``UserError`` where the file of the subset exists and is not to be replaced, or is not local."""
     if path is not None:

@@ -10,11 +10,11 @@ import pandas as pd
 import torch
 
 from moeprobe.declarations.options import Options
-from moeprobe.errors import FinishedError, UserError, option
+from moeprobe.errors import FinishedError
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.expert_coverage import ExpertCoverage, ExpertTokens
-from moeprobe.probes.coverage.uses import Uses, check_subset_file, lines_of, write_subsets
+from moeprobe.probes.coverage.uses import Uses, check_chooses, check_subset_file, lines_of, write_subsets
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.recorded.engine.sequences import RECORDED, tokens_of
 from moeprobe.recorded.engine.work import RecordingWork
@@ -48,11 +48,13 @@ class Accumulation(RecordingWork[TraceCoverage]):
             check_tokens(trace, purpose="that experts could get")
             for name in self.layers:
                 layer = trace.layers[name]
-                if layer.experts_choose or not 0 < layer.top_k < layer.num_experts:
-                    raise UserError(
-                        f"In {name} of {trace.path} tokens do not choose some of several experts, so every expert "
-                        f"gets its tokens anyway; leave the layer out with {option('layers')}."
-                    )
+                check_chooses(
+                    name,
+                    trace.path,
+                    tokens_choose=not layer.experts_choose,
+                    top_k=layer.top_k,
+                    num_experts=layer.num_experts,
+                )
         hashes = {name: trace.parts.sha256() for name, trace in zip(self.names, self.traces, strict=True)}
         self.request = self.make_request(
             RECORDED,
