@@ -50,6 +50,11 @@ def upcycle(
     if not any(name.startswith("fc_norm.") for name in transferred):
         fresh.append("fc_norm.")
     has_bias = any(name.endswith(".mlp.fc1.bias") for name in transferred)
+    # Before any noise is drawn, so that a seed's routers are the same with and without it.
+    for layer in moe_layers(model).values():
+        gate = getattr(layer.router, "gate", None)
+        if isinstance(gate, nn.Linear):
+            nn.init.normal_(gate.weight, std=_ROUTER_STD)
     for name, layer in moe_layers(model).items():
         assert isinstance(layer.experts, MlpExperts)
         fresh.append(f"{name}.mlp.router.")
@@ -66,11 +71,6 @@ def upcycle(
             transferred[f"{ours}.weight"] = copies
             transferred[f"{ours}.bias"] = bias.expand(layer.experts.num_experts, *bias.shape)
     transfer(model, transferred, fresh=tuple(fresh), source=source, advice="is it a model of another kind?")
-    for layer in moe_layers(model).values():
-        gate = getattr(layer.router, "gate", None)
-        if isinstance(gate, nn.Linear):
-            with torch.no_grad():
-                gate.weight.normal_(std=_ROUTER_STD)
 
 
 def _check_sizes(model: VisionTransformer, dense: Mapping[str, Tensor], source: str) -> None:
@@ -82,8 +82,8 @@ def _check_sizes(model: VisionTransformer, dense: Mapping[str, Tensor], source: 
     of_weights, of_model = (len(blocks), len(norm)), (len(model.blocks), model.embed_dim)
     if of_weights != of_model:
         raise UserError(
-            f"{source} has {of_weights[0]} blocks of width {of_weights[1]}, the configured model {of_model[0]} of "
-            f"width {of_model[1]}; leave out model.name, model.width and model.depth."
+            f"{source} has {of_weights[0]} blocks of width {of_weights[1]}, the model to fill {of_model[0]} of "
+            f"width {of_model[1]}: name the model that the weights are of."
         )
 
 

@@ -228,7 +228,7 @@ def test_files_that_cannot_be_had_are_sentences(tmp_path: Path, capsys: pytest.C
         ("dry.safetensors", r"lacks blocks\.1\.mlp\.fc2, a dense perceptron"),
         (
             "wide.safetensors",
-            "has 2 blocks of width 32, the configured model 2 of width 24; leave out model.name",
+            "has 2 blocks of width 32, the model to fill 2 of width 24: name the model that",
         ),
         ("deep.safetensors", "has 3 blocks"),
         ("other.safetensors", "holds no vision transformer"),
@@ -253,7 +253,7 @@ def test_names_that_cannot_be_upcycled_are_sentences() -> None:
     other = sparse_config(
         name="vmoe_small_patch32_224", width=None, depth=None, num_heads=None, layers="last-2"
     )
-    with pytest.raises(UserError, match="has 2 blocks of width 24, the configured model 8 of width 512"):
+    with pytest.raises(UserError, match="has 2 blocks of width 24, the model to fill 8 of width 512"):
         upcycle(build_model(other), dense_model().state_dict(), source="dense.pth")
     gated = sparse_config("vit_giant_patch14_reg4_dinov2")
     with pytest.raises(UserError, match="gated or normalized inside"):
@@ -366,3 +366,14 @@ def test_noise_tells_copies_apart() -> None:
     noise = copies - weight.T
     assert float(noise.std() / weight.std()) == pytest.approx(0.1, rel=0.02)
     assert len({float(one.sum()) for one in noise}) == 16
+
+
+def test_routers_are_the_same_with_and_without_noise() -> None:
+    """So two models of one seed differ by the noise alone."""
+    dense, gates = dense_model().state_dict(), []
+    for noise in (0.0, 0.1):
+        torch.manual_seed(3)
+        model = build_model(sparse_config())
+        upcycle(model, dense, source="here", noise=noise)
+        gates.append(model.state_dict()["blocks.1.mlp.router.gate.weight"])
+    assert torch.equal(*gates)
