@@ -92,7 +92,7 @@ def test_what_no_checkpoint_holds_is_built(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "last.safetensors"
     checkpoint.save(path, randomized(config()), config=config(), training={}, class_names=CLASSES)
     layers = moe_layers(checkpoint.load(path)[0]).values()
-    assert [layer.router.places.tolist() for layer in layers] == [[0, 1, 2, 3]] * len(layers)
+    assert [layer.router.get_buffer("places").tolist() for layer in layers] == [[0, 1, 2, 3]] * len(layers)
 
 
 def test_another_resolution_head_and_top_k(saved: tuple[Path, VisionTransformer]) -> None:
