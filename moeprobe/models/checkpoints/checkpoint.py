@@ -22,7 +22,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import header
 from moeprobe.models.checkpoints.header import FORMAT, CheckpointInfo, Header
 from moeprobe.models.config import ModelConfig, choose
-from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.build import build_unfilled
 from moeprobe.models.nn.capture import switch_experts
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.models.nn.upcycle import transfer
@@ -111,9 +111,14 @@ def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, Check
     """
     info, tensors = read_info(source)
     info.check_router()
-    model = build_model(info.model) if info.model.swin is None else build_swin(info.model)
+    model = build_unfilled(info.model) if info.model.swin is None else build_swin(info.model)
+    types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    # Copies, since what was read is the file itself, which may change.
+    parameters = {
+        name: tensor.to(types.get(name, tensor.dtype), copy=True) for name, tensor in tensors.items()
+    }
     try:
-        model.load_state_dict(tensors)
+        model.load_state_dict(parameters, assign=True)
     except RuntimeError as error:
         raise UserError(
             f"The parameters in {info.path} do not fit the model it describes ({error})."

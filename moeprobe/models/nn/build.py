@@ -2,12 +2,48 @@
 
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from moeprobe.errors import UserError
 from moeprobe.models.config import ModelConfig, MoeConfig
 from moeprobe.models.nn.sparse import SIZES, make_sparse
 from moeprobe.models.nn.vit import check_patches
 from moeprobe.models.timm import VisionTransformer, is_model, list_models, model_entrypoint, timm
-from moeprobe.runtime.catalog import describe_unknown
+from moeprobe.runtime.catalog import ROUTERS, describe_unknown
+
+# What gives parameters their first values. On the device ``meta`` some of these import torch's compiler.
+_DRAWS = {"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_"}
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves parameters as they are where a model draws their first values."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return the tensor itself in the place of a draw."""
+        keywords = kwargs or {}
+        if func.__name__ in _DRAWS:
+            return args[0] if args else keywords["tensor"]
+        return (torch.empty if func is torch.randn else func)(*args, **keywords)
+
+
+def build_unfilled(config: ModelConfig) -> VisionTransformer:
+    """Build the configured model on torch's device ``meta``, for parameters that are assigned next.
+
+    To draw parameters that are then overwritten takes as long as to import torch. Where a checkpoint may not hold all
+    values, the model is built on the CPU: with a buffer that is not saved, or with a plug-in's router.
+
+    Raises:
+        UserError: as ``build_model``.
+    """
+    if config.router_name in ROUTERS.outside():
+        return build_model(config)
+    with torch.device("meta"), _Undrawn():
+        model = build_model(config)
+    is_whole = {name for name, _ in model.named_buffers()} <= model.state_dict().keys()
+    return model if is_whole else build_model(config)
 
 
 def build_model(config: ModelConfig) -> VisionTransformer:

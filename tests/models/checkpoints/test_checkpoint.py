@@ -1,6 +1,7 @@
 """Checkpoints: what is written is read again, and what a model can start from."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from timm.models.vision_transformer import VisionTransformer
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
+from moeprobe.models.nn import sparse
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.sparse import make_router
 from moeprobe.models.nn.vit import resize_position_embedding
+from moeprobe.runtime.catalog import ROUTERS
 
 CLASSES = ("a", "b", "c")
 
@@ -46,6 +50,49 @@ def test_what_is_saved_is_loaded(saved: tuple[Path, VisionTransformer]) -> None:
     assert (info.name, info.model, info.class_names) == ("run", config(), CLASSES)
     assert info.training == {"seed": 4} and len(info.hash) == 64
     assert checkpoint.load(folder / "last.safetensors")[1] == info
+
+
+@pytest.mark.parametrize("router", ROUTERS.names())
+def test_a_model_is_loaded_without_drawing_its_parameters(tmp_path: Path, router: str) -> None:
+    settings = config(router={"name": router}, top_k=None)
+    model = build_model(settings).eval()
+    path = tmp_path / "last.safetensors"
+    checkpoint.save(path, model, config=settings, training={}, class_names=CLASSES)
+    random_state = torch.get_rng_state()
+    again = checkpoint.load(path)[0].eval()
+    assert torch.equal(torch.get_rng_state(), random_state)
+    saved, loaded = dict(model.named_buffers()), dict(again.named_buffers())
+    assert saved.keys() == loaded.keys()
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    trained = {name: parameter.requires_grad for name, parameter in again.named_parameters()}
+    assert trained == {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    pixels = torch.linspace(0, 1, 3 * 32 * 32).view(1, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(again(pixels), model(pixels))
+
+
+def test_parameters_of_fewer_bits_are_loaded_as_the_model_has_them(tmp_path: Path) -> None:
+    settings = config()
+    narrow = {name: value.bfloat16() for name, value in randomized(settings).state_dict().items()}
+    path = tmp_path / "last.safetensors"
+    about: dict[str, Any] = {"config": settings, "training": {}, "class_names": CLASSES}
+    checkpoint.save(path, randomized(settings), **about, parameters=narrow)
+    loaded = checkpoint.load(path)[0].state_dict()
+    assert {value.dtype for value in loaded.values()} == {torch.float32}
+    assert all(torch.equal(loaded[name], narrow[name].float()) for name in narrow)
+
+
+def test_what_no_checkpoint_holds_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_places(*values: Any, **keywords: Any) -> Any:
+        router = make_router(*values, **keywords)
+        router.register_buffer("places", torch.arange(4), persistent=False)
+        return router
+
+    monkeypatch.setattr(sparse, "make_router", with_places)
+    path = tmp_path / "last.safetensors"
+    checkpoint.save(path, randomized(config()), config=config(), training={}, class_names=CLASSES)
+    layers = moe_layers(checkpoint.load(path)[0]).values()
+    assert [layer.router.get_buffer("places").tolist() for layer in layers] == [[0, 1, 2, 3]] * len(layers)
 
 
 def test_another_resolution_head_and_top_k(saved: tuple[Path, VisionTransformer]) -> None:

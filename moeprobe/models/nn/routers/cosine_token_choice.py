@@ -64,7 +64,7 @@ class CosineTokenChoice(LimitedRouter):
         super().__init__(num_experts, Limits(top_k, capacity, eval_capacity, noise_std))
         self.projection = nn.Linear(width, projection_width)
         lecun_normal(self.projection)
-        self.directions = nn.Parameter(torch.randn(projection_width, num_experts) * _DIRECTIONS_STD)
+        self.directions = nn.Parameter(torch.randn(projection_width, num_experts).mul_(_DIRECTIONS_STD))
         self.log_scale = nn.Parameter(torch.full((1,), -math.log(temperature)))
         self.batch_priority = batch_priority
         self.renormalise = renormalise
