@@ -207,6 +207,14 @@ def test_a_difference_has_an_interval_that_holds_or_none(runs: int, images: int)
     assert all(inside[factor] >= 0.9 * seen[factor] for factor in seen), (seen, inside)
 
 
+def test_equal_shares_of_totals_may_differ_in_what_no_image_shows() -> None:
+    """A share of 1 moves such a number by 1, so that the interval is that of any share."""
+    columns = np.random.default_rng(10).random((30, 2))
+    share = linearize_all(ShareOfTotals(columns, lambda sums: sums[0] / sums.sum(0)), np.ones(30))
+    t = stats.t.isf(0.025, 29)
+    assert share.minus(share).interval().high == pytest.approx(t**2 / (30 + t**2))
+
+
 # Ranks.
 
 
