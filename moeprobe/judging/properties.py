@@ -31,7 +31,6 @@ COLUMNS = [
 UNDECIDED = "More inputs decide between the two; give the audit more --minutes."
 # No match is collapsed by a load that merely leans to one side.
 _EVERYTHING = 1 - 1e-6
-# More layers are not named one by one.
 
 
 @dataclass(frozen=True)
@@ -303,7 +302,7 @@ def _named_by_variants(item: Property, scale: Scale, rows: pd.DataFrame) -> Row:
         grades.append(scale.grade(bands) if bands else "poor")
         safe.setdefault(form, [])
         if grades[-1] == "good":
-            safe[form].append(part or form)
+            safe[form].append(part)
     numbers = {form: sum(str(view).endswith(f" {form}") for view in rows["view"].unique()) for form in safe}
     texts = [
         f"{form} {'all' if len(parts) == numbers[form] else ', '.join(parts) or 'none'}"

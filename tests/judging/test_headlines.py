@@ -1,11 +1,21 @@
-"""The headline numbers of a run are the same whether it was just measured or read back."""
+"""Headlines of a run: the same whether it was just measured or read back, and their sentences, word by word."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
+import pytest
 
 from moeprobe.declarations import headlines
-from moeprobe.judging.headlines import RunTables, collect_headlines
+from moeprobe.judging.headlines import (
+    RunTables,
+    beside_sentence,
+    collect_headlines,
+    headlines_of,
+    sentences_of,
+)
 from moeprobe.results.tables import frame
-from tests.studies.report.making import Value, row, sidecar
+from tests.studies.report.making import NAN, Value, frame_of_differences, row, sidecar
 
 KEY = ("", "", "fewshot_accuracy", "")
 
@@ -32,3 +42,119 @@ def test_single_draws_are_no_headline() -> None:
 def test_a_run_without_a_table_has_no_headline() -> None:
     run = RunTables(sidecar=sidecar("evaluate", "a"), table=None, comparison=None)
     assert collect_headlines(run, (headlines.Headline("accuracy"),)) == []
+
+
+# Values of a in blocks.1, where tokens have two experts; b has 0.1 more, c 0.2, and blocks.3 0.05 less.
+KAPPAS = {("top2_set_match_kappa", "pooled"): 0.4, ("top2_set_match_kappa", "image"): 0.3}
+KAPPAS |= {("top1_match_kappa", "pooled"): 0.45}
+VALUES = KAPPAS | {("top2_set_match", ""): 0.5, ("top2_set_match_chance", "pooled"): 0.2}
+VALUES |= {("top2_set_match_chance", "image"): 0.3}
+VALUES |= {("top1_match", ""): 0.6, ("top1_match_chance", "pooled"): 0.25}
+LAYERS = ("blocks.1", "blocks.3")
+IN_FIRST = "In blocks.1, the first MoE layer (360 images, 5,530 trials), κ is"
+
+
+def measured(names: Sequence[str], layers: Sequence[str] = LAYERS, **more: Any) -> RunTables:
+    """A run of crops, with differences of 0.1 in the first layer that are 0.12 less in the second."""
+    rows, differences = [], []
+    for order, name in enumerate(names):
+        for at, layer in enumerate(layers):
+            for which, value in VALUES.items():
+                own = value + 0.1 * order - 0.05 * at
+                rows.append(row(name, (layer, "patch", *which), (own, own - 0.02, own + 0.02), **more))
+            for which in KAPPAS if order else ():
+                size = 0.1 * order - 0.12 * at
+                of_pair = size, size - 0.03, size + 0.03
+                differences.append(row(name, (layer, "patch", *which), of_pair, reference=names[0], **more))
+    comparison = frame_of_differences(differences) if differences else None
+    return RunTables(sidecar=sidecar("match-ratio", names), table=frame(rows), comparison=comparison)
+
+
+def told(run: RunTables) -> list[str]:
+    """All that is said: of the primary number, and beside it."""
+    first, *beside = headlines_of(run)
+    return [*sentences_of(run, first), beside_sentence(beside)]
+
+
+def test_a_single_model_in_words() -> None:
+    assert told(measured(["a"])) == [
+        f"{IN_FIRST}: a 0.400 [0.380, 0.420] (raw 0.500 [0.480, 0.520], by chance 0.200 [0.180, 0.220]). "
+        "κ over all 2 MoE layers: a 0.350 (blocks.3, the worst; separated from all others) to 0.400 (blocks.1).",
+        "Beside it in blocks.1: κ within the image: a 0.300 [0.280, 0.320]; κ₁ (first choice): a 0.450 [0.430, 0.470].",
+    ]
+    # A single layer has no range.
+    assert told(measured(["a"], ["blocks.1"]))[0].endswith("by chance 0.200 [0.180, 0.220]).")
+
+
+def test_two_models_in_words() -> None:
+    assert told(measured(["a", "b"])) == [
+        f"{IN_FIRST} higher (better) in b (0.500 [0.480, 0.520]) than in a (0.400 [0.380, 0.420]), by 0.100 [0.070, "
+        "0.130]. κ over all 2 MoE layers: difference -0.020 (blocks.3) to +0.100 (blocks.1), better in 1 of 2 layers.",
+        "Beside it in blocks.1: κ within the image +0.100 [+0.070, +0.130], better in 1 of 2 layers; κ₁ (first choice) "
+        "+0.100 [+0.070, +0.130], better in 1 of 2 layers.",
+    ]
+
+
+def test_three_models_in_words() -> None:
+    values = {"b": "(0.500 [0.480, 0.520])", "c": "(0.600 [0.580, 0.620])"}
+    sizes = {"b": "0.100 [0.070, 0.130]", "c": "0.200 [0.170, 0.230]"}
+    first, second, beside = told(measured(["a", "b", "c"]))
+    against = "than in a (0.400 [0.380, 0.420]), by"
+    assert first == f"{IN_FIRST} higher (better) in b {values['b']} {against} {sizes['b']}."
+    assert second == (
+        f"{IN_FIRST} higher (better) in c {values['c']} {against} {sizes['c']}. κ over all 2 MoE layers: "
+        "b − a -0.020 (blocks.3) to +0.100 (blocks.1), better in 1 of 2 layers; "
+        "c − a +0.080 (blocks.3) to +0.200 (blocks.1), better in 2 of 2 layers."
+    )
+    signed = {name: size.replace("0.", "+0.") for name, size in sizes.items()}
+    parts = [
+        f"{noun} ({name} − a) {signed[name]}, better in {number} of 2 layers"
+        for noun in ("κ within the image", "κ₁ (first choice)")
+        for name, number in (("b", 1), ("c", 2))
+    ]
+    assert beside == f"Beside it in blocks.1: {'; '.join(parts)}."
+
+
+def collapsed(run: RunTables) -> RunTables:
+    """The same run, in which b sends all tokens to one expert."""
+    table, comparison = run.table, run.comparison
+    assert table is not None and comparison is not None
+    of_b, is_kappa = table["checkpoint"] == "b", table["metric"].str.endswith("_kappa")
+    table.loc[of_b & ~is_kappa, ["value", "ci_low", "ci_high"]] = 1.0
+    for rows, which in ((table, of_b & is_kappa), (comparison, comparison["checkpoint"] == "b")):
+        ends = [name for name in ("value", "ci_low", "ci_high", "sim_low", "sim_high") if name in rows]
+        rows.loc[which, ends] = NAN
+        rows.loc[which, "flag"] = "collapsed"
+    return run
+
+
+def test_a_collapsed_model_in_words() -> None:
+    first, second, _ = told(collapsed(measured(["a", "b"], ["blocks.1"])))
+    assert first.startswith(f"{IN_FIRST}: a 0.400 [0.380, 0.420] (raw")
+    assert second == (
+        "In blocks.1, the first MoE layer (360 images, 5,530 trials), the router of b has collapsed: chance alone "
+        "reaches 1, so its match of 1.000 says nothing about its stability, and κ does not exist."
+    )
+
+
+@pytest.mark.parametrize(
+    ("images", "why"),
+    [
+        (0, "In blocks.1, the first MoE layer, there is nothing to compute κ from (no trials)."),
+        (
+            1,
+            "In blocks.1, the first MoE layer (1 image, 5,530 trials), there is no κ: chance compares different "
+            "images, and there is one alone. The raw value is: a 0.500 [0.480, 0.520].",
+        ),
+        (
+            30,
+            "In blocks.1, the first MoE layer (30 images, 5,530 trials), there is no κ: there is nothing to compute "
+            "chance from (no trials). The raw value is: a 0.500 [0.480, 0.520].",
+        ),
+    ],
+)
+def test_what_nothing_could_be_counted_of_says_why(images: int, why: str) -> None:
+    run = measured(["a"], ["blocks.1"], images=images)
+    assert run.table is not None
+    run.table.loc[run.table["metric"].str.endswith("_kappa"), "flag"] = "no_trials"
+    assert told(run)[0] == why

@@ -75,6 +75,8 @@ def test_ends_of_means_hold_however_rows_vary_together() -> None:
         outside += bool(((means["ci_low"] > 0.5) | (means["ci_high"] < 0.5)).any())
     assert outside / 100 <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 100)
     assert means["value"].tolist() == pytest.approx([rows["value"][start::3].mean() for start in range(3)])
+    # In the order of the rows.
+    assert mean_with_ends(rows.iloc[::-1], "part")["part"].tolist() == ["c", "b", "a"]
 
 
 def test_the_part_that_moves_most_comes_with_those_that_move_as_much() -> None:

@@ -1,5 +1,6 @@
 """Claims about trainings: which pairs they are made of, and what they say, recomputed from each image's answers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.judging import trainings
+from moeprobe.metrics.analyses.match import Match
 from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
-from tests.judging.test_differences import ABOUT, answered
+from tests.judging.test_differences import ABOUT, answered, cell, routed
 
 REFERENCE = Path(__file__).parents[2] / "checkpoints" / "reference"
 OUTPUT = Cell("", "", 0, "noise", 0.1, 0, "")
@@ -57,10 +59,32 @@ def test_the_claim_is_that_of_every_answer() -> None:
     expected = TwoWay.of(by_image)
     assert (row["value"], row["error"]) == pytest.approx((expected.value, expected.error), rel=1e-6)
     assert (row["sim_low"], row["sim_high"]) == pytest.approx(expected.ends(), rel=1e-6)
-    assert (row["ci_low"], row["trainings"]) == (pytest.approx(row["sim_low"]), 3)
+    assert (row["ci_low"], row["trainings"], row["images"]) == (pytest.approx(row["sim_low"]), 3, 100)
+    assert (row["freedom"], row["spread"]) == pytest.approx((expected.freedom, expected.spread), rel=1e-6)
     said = trainings.sentences(table)
     (sentence,) = said[said["metric"] == "accuracy"]["sentence"]
     assert sentence.startswith("b against a (3 pairs of trainings): better (+0.")
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_aligned_views_have_claims_beyond_the_chance_of_a_position(aligned: bool) -> None:
+    parts = []
+    for seed, name in enumerate(GROUPS):
+        accumulator = Accumulator()
+        columns = routed(seed, keep=0.8 if name.startswith("b") else 0.6)
+        accumulator.add(cell(), [f"{image:03d}" for image in range(100)], columns)
+        parts.append(image_table(accumulator, checkpoint=name))
+    table = trainings.compare_trainings(
+        of_table(concatenate(parts)),
+        analyses=(Match(),),
+        run_info=replace(ABOUT, aligned=aligned),
+        pairs=trainings.groups_of_pairs(PAIRS, GROUPS),
+    )
+    rows = table[table["metric"] == "top1_match_kappa"].set_index("null")
+    assert ("position" in rows.index) == aligned
+    # Each stands for a κ of four experts: 0.2 more in the match.
+    pooled = rows.loc["pooled"]
+    assert pooled["sim_low"] < 0.2 / 0.75 < pooled["sim_high"] and pooled["judgement"] == "better"
 
 
 def test_trainings_that_never_differ_make_no_claim() -> None:

@@ -182,7 +182,7 @@ class DifferenceFamily:
             self._largest = np.fmax(previous, deviations)
         return len(self._members) - 1
 
-    def judge(self, *, looks: int = 1) -> list[Judged]:
+    def judge(self, *, looks: int) -> list[Judged]:
         """Return p values and simultaneous intervals, in the order in which differences were added.
 
         The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest

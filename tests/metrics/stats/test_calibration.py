@@ -133,6 +133,23 @@ def test_the_influence_is_the_derivative_of_the_raw_form() -> None:
 # Intervals.
 
 
+def test_the_ends_are_t_standard_errors_from_the_raw_form() -> None:
+    """Below it the floor is subtracted, too; where the floor is more than the rest, the end is 0."""
+    bins = binned(*drawn(np.random.default_rng(9), 60, factor=2.0, together=0.3))
+    raw, floor = (float(read(bins.totals())) for read in (raw_error, noise_floor))
+    influence = bins.excess @ np.sign(bins.excess.sum(0)) - raw * bins.tokens.sum(1)
+    error = np.sqrt(60 / 59 * (influence**2).sum()) / bins.tokens.sum()
+    reach = stats.t.isf(0.025, 59) * error
+    assert CalibrationError(bins).bounds(None, np.nan, 60) == pytest.approx(
+        (raw - floor - reach, raw + reach)
+    )
+    exact = binned(*drawn(np.random.default_rng(9), 60, factor=1.0, together=0.3))
+    assert CalibrationError(exact).bounds(None, np.nan, 60)[0] == 0
+    # Images that all flip where none is predicted to do not vary: an error of 1.
+    never = np.zeros((30, TOKENS))
+    assert CalibrationError(binned(never, never == 0)).bounds(None, np.nan, 30) == (1, 1)
+
+
 def coverage(images: int, *, factor: float, together: float, runs: int, seed: int) -> tuple[float, float]:
     """How often the interval holds the truth, and how often that of the raw form as a share would."""
     rng, truth = np.random.default_rng([seed, images]), true_error(factor)
@@ -188,6 +205,14 @@ def test_a_difference_has_an_interval_that_holds_or_none(runs: int, images: int)
             inside[factor] += interval.low <= difference <= interval.high
     assert seen[1.0] == 0 and seen[3.0] == runs
     assert all(inside[factor] >= 0.9 * seen[factor] for factor in seen), (seen, inside)
+
+
+def test_equal_shares_of_totals_may_differ_in_what_no_image_shows() -> None:
+    """A share of 1 moves such a number by 1, so that the interval is that of any share."""
+    columns = np.random.default_rng(10).random((30, 2))
+    share = linearize_all(ShareOfTotals(columns, lambda sums: sums[0] / sums.sum(0)), np.ones(30))
+    t = stats.t.isf(0.025, 29)
+    assert share.minus(share).interval().high == pytest.approx(t**2 / (30 + t**2))
 
 
 # Ranks.

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates, with_crossed
 from moeprobe.metrics.stats.chance import levels as chance
 from moeprobe.metrics.stats.families import Difference, difference, judge
 from moeprobe.metrics.stats.kappa import Kappa, MeanProduct
 from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import MeanOf, Ratio, Share, Statistic, add
+from moeprobe.metrics.stats.two_way import TwoWay
 from tests.metrics.stats.trials import chance_of, chance_within
 
 Array = NDArray[np.float64]
@@ -179,6 +180,33 @@ def test_the_simultaneous_interval_by_loops() -> None:
         assert judged.family_cells == 4
         alone = judge([member])[0]
         assert alone.sim_high - alone.sim_low < 0.95 * (judged.sim_high - judged.sim_low)
+
+
+@pytest.mark.parametrize("looks", [1, 10])
+def test_means_over_perturbations_hold_together_by_sidak(looks: int) -> None:
+    """Resamples of images say nothing of perturbations: t with the degrees of freedom of either mean."""
+    rng, members, estimates = np.random.default_rng(6), [], []
+    for perturbations in (4, 6):
+        crossed = 0.3 + rng.standard_normal((perturbations, 1)) + rng.standard_normal((perturbations, 30))
+        estimates.append(TwoWay.of(crossed))
+        mean = Replicates(estimates[-1].value, rng.standard_normal(100), images=30, trials=30)
+        members.append(Difference(with_crossed(mean, crossed), estimates[-1].error))
+    alone = (1 - 0.05 / looks) ** 0.5
+    judged = judge(members, looks=looks)
+    for estimate, found in zip(estimates, judged, strict=True):
+        t = stats.t.isf((1 - alone) / 2, estimate.freedom)
+        reach = t * estimate.error
+        assert (found.sim_low, found.sim_high) == pytest.approx(
+            (estimate.value - reach, estimate.value + reach)
+        )
+        assert found.detectable == pytest.approx((t + stats.norm.ppf(0.8)) * estimate.error)
+        assert found.p == pytest.approx(
+            2 * stats.t.sf(abs(estimate.value) / estimate.error, estimate.freedom)
+        )
+        assert found.family_cells == 2
+    smaller, larger = sorted((found.p, found.p_holm) for found in judged)
+    assert smaller[1] == pytest.approx(min(2 * smaller[0] * looks, 1))
+    assert larger[1] == pytest.approx(min(max(larger[0], 2 * smaller[0]) * looks, 1))
 
 
 def of_p(p: float, num_images: int = 40) -> Difference:

@@ -1,5 +1,6 @@
 """Numbers of many images, block by block: the same as of all at once, however the blocks are cut."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from functools import cache, partial
@@ -131,4 +132,8 @@ def test_of_many_images_a_few_stand_for_what_cannot_be_added_up() -> None:
     replicates = Replicates(0.5, np.empty(0), 3, 3, error=0.1, influence=np.array([1.0, -2.0, 1.0]))
     embedded = linearized.embed(replicates, np.array([0, 2, 5]), 7)
     assert embedded.influence is not None and embedded.influence.tolist() == [1, 0, -2, 0, 0, 1, 0]
-    assert embedded.images == 3
+    assert embedded.images == 3 and embedded.contributions is None
+    losses = linearized.embed(
+        dataclasses.replace(replicates, contributions=np.array([0.1, 0.2, 0.4])), np.array([0, 2, 5]), 7
+    )
+    assert losses.contributions is not None and losses.contributions.tolist() == [0.1, 0, 0.2, 0, 0, 0.4, 0]

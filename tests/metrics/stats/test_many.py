@@ -91,6 +91,12 @@ def test_values_among_all_are_nearer_to_the_truth(spread: float) -> None:
     assert among_all < raw * {0.0: 0.1, 0.05: 0.6, 0.5: 1.01}[spread]
 
 
+def test_equal_values_without_noise_stay() -> None:
+    assert shrink(np.full(3, 0.2), np.zeros((5, 3))).tolist() == pytest.approx([0.2] * 3)
+    # Without noise, values that differ stay, too.
+    assert shrink(np.array([0.1, 0.4]), np.zeros((5, 2))) == pytest.approx([0.1, 0.4])
+
+
 def test_what_all_experts_share_does_not_shrink_their_distances() -> None:
     """A part that moves all prices of an input alike is no noise of their distances."""
     rng = np.random.default_rng(6)

@@ -277,6 +277,10 @@ def test_entropy_of_even_and_of_collapsed_load() -> None:
     assert Entropy(np.full((1, 8), 3.0)).evaluate(everything)[0] == pytest.approx(1)
     found = Entropy(np.array([[0.0, 9.0, 0.0]])).evaluate(everything)[0]
     assert found == 0 and not np.signbit(found)
+    # Weights of tokens may add up to less than one token.
+    assert Entropy(np.array([[0.3, 0.1, 0.0]])).evaluate(everything)[0] == pytest.approx(
+        -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)) / np.log(3)
+    )
 
 
 def one_by_one(num_images: int, seed: int, num_resamples: int) -> NDArray[np.float64]:
@@ -298,6 +302,8 @@ def test_resamples_are_whole_images_and_the_interval_their_percentiles() -> None
     assert np.allclose(found.values, slow, rtol=1e-12)
     assert found.point == pytest.approx(hits.sum() / 250)
     assert (found.images, found.trials) == (25, 250)
+    # All statistics share the weights, so none may change them.
+    assert not statistics.image_weights(25, 7, range(2)).flags.writeable
     estimate = found.interval()
     # 2.5 % of a normal's tails, taken as far out as those of t with 24 degrees of freedom, and as 25 / 24 of variance.
     beyond = stats.norm.cdf(-stats.t.ppf(0.975, 24) * np.sqrt(25 / 24))

@@ -88,6 +88,21 @@ def test_intervals_cover() -> None:
     assert (covered / sets >= 0.88).all(), covered / sets
 
 
+def test_two_strata_of_few_images_are_thin_too() -> None:
+    """24 images, of which two have a word of their own: under weights without them the value is linear."""
+    image, stratum = np.repeat(np.arange(24), 2), np.zeros(48, int)
+    stratum[[0, 2]] = 1
+    reference, view = np.random.default_rng(3).integers(0, 3, (2, 48))
+    level = SetChance(
+        image=image, reference=reference, view=view, sets=np.eye(3), stratum=stratum, num_images=24
+    )
+    weights = np.ones((24, 1))
+    weights[[0, 5]] = [[0], [2]]
+    value = level.evaluate(np.ones((24, 1)))[0]
+    expected = value + level.influence() @ (weights[:, 0] - 1)
+    assert level.evaluate(weights)[0] == pytest.approx(expected, abs=1e-12)
+
+
 def test_what_is_thin() -> None:
     many = np.ones(400)
     frequent = np.repeat(np.arange(4), 100)

@@ -71,6 +71,12 @@ def values(kept: np.ndarray, *, units: bool, largest: int = 2000) -> CellValues:
     return evaluate(next(iter(sums)))  # type: ignore[call-overload]
 
 
+def test_numbers_of_units_are_a_column() -> None:
+    units = Units.of(["b/0", "a/0", "b/1"], {"a/0": "a", "b/0": "b", "b/1": "b"})
+    assert {name: number.tolist() for name, number in units.columns().items()} == {"unit_number": [1, 0, 1]}
+    assert Units.of(["b/0", "a/0"], None).columns() == {}
+
+
 @pytest.mark.parametrize("largest", [2000, 0])
 def test_values_stay_and_errors_are_of_units(largest: int) -> None:
     """However the sums are read, the interval of a match is that of the sums of patients, added by hand."""

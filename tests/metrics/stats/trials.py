@@ -1,4 +1,4 @@
-"""Chance levels of trials that a test names one by one."""
+"""Chance levels of trials that a test names one by one, and derivatives by the weights of images."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance.levels import Chance
 from moeprobe.metrics.stats.chance.strata import Strata
 from moeprobe.metrics.stats.chance.trials import Trials, within_image
-from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.statistic import Share, Statistic
 
 Whole = NDArray[np.int64]
 
@@ -26,3 +26,10 @@ def chance_within(
     order = np.argsort(image, kind="stable")
     image, reference, view, own, partner = (values[order] for values in (image, reference, view, *tokens))
     return within_image(Trials(image, same(reference, view), num_images=num_images), (own, partner))
+
+
+def derivatives(statistic: Statistic, num_images: int, *, step: float = 1e-5) -> np.ndarray:
+    """Return the central difference of a statistic by the weight of each image ``(n,)``."""
+    steps = step * np.eye(num_images)
+    change = statistic.evaluate(1 + steps) - statistic.evaluate(1 - steps)
+    return np.asarray(change / (2 * step))
