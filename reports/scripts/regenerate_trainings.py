@@ -1,10 +1,15 @@
-"""What PRC changes over other trainings and other images: crops, corruptions, attacks, and Fashion-MNIST.
+"""What PRC and other changes of models do over other trainings and other images at once.
 
     python -m reports.scripts.regenerate_trainings [REPORT ...]
 
-The three committed pairs of checkpoints (V-MoE, and V-MoE with PRC) run over the same images. Claims about trainings
-are those of ``moeprobe compare``, over seeds and images at once; the layers of one view and severity are a family.
-Writes ``reports/trainings/REPORT.csv``: the sums per image that the claims follow from are too large for git.
+The three committed pairs of checkpoints (V-MoE, and V-MoE with PRC) run over the same images: crops, corruptions,
+attacks, and Fashion-MNIST. Claims about trainings are those of ``moeprobe compare``, over seeds and images at once; the
+layers of one view and severity are a family. Writes ``reports/trainings/REPORT.csv``: the sums per image that the
+claims follow from are too large for git.
+
+Two reports are of sweeps, whose models are not committed: ``thesis`` and ``combine``. Their sums per image come from
+the archive (``make fetch-archive``). Without it, train again (two hours of one core, and one) into an empty folder,
+``moeprobe tradeoff thesis-digits --out FOLDER/thesis-digits``, and name it: ``--sweeps FOLDER``.
 """
 
 import argparse
@@ -27,18 +32,26 @@ from moeprobe.judging.summarize import Combine
 from moeprobe.judging.trainings import compare_trainings, groups_of_pairs
 from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.declaration import NumberName
+from moeprobe.metrics.stats.bootstrap import average
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.corruptions.measure import Mean, mean_values, means_of
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import finished
 from moeprobe.results.columns import TRAININGS_COLUMNS
+from moeprobe.results.packed import read_pack
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About
 from moeprobe.results.values import CellValues
 from moeprobe.runtime.files import write_csv
 from reports.scripts import regenerate_attack, regenerate_corruptions, regenerate_fashion
+from reports.scripts.seeds import sums_of_cells, with_cells
+from reports.scripts.sweep_list import SWEEPS, Number, Sweep
 
-OUT, CHECKPOINTS = Path("reports/trainings"), Path("checkpoints/reference")
+OUT, CHECKPOINTS, SWEEP_FOLDER = (
+    Path("reports/trainings"),
+    Path("checkpoints/reference"),
+    Path("reports/sweeps"),
+)
 SEEDS, TOP_KS, OBJECTIVES = (0, 1, 2), (2, 1), ("baseline", "prc")
 VIEWS = ("random_crop", "prc_crops")
 # What pages say of attacks: the run, and view and severity of the perturbed images.
@@ -52,17 +65,23 @@ ANALYSES = {"output", "match", "set_match", "busiest_expert", "information"}
 _ACCURACY = {"accuracy": ("",)}
 # The same in all rows, or what follows from the rest.
 _LEFT_OUT = {"checkpoint", "reference", "tokens", "ci_low", "ci_high", "verdict", "judgement", "margin"}
-COLUMNS = ["top_k", *(name for name in TRAININGS_COLUMNS if name not in _LEFT_OUT)]
+# The first columns: k, or what a sweep compares, and the number.
+COLUMNS = ["top_k", "group", "number", *(name for name in TRAININGS_COLUMNS if name not in _LEFT_OUT)]
 # More digits are noise of the machine.
 _DIGITS = 6
 
 
-def main(reports: Sequence[str]) -> None:
+def main(reports: Sequence[str], *, sweeps: Path = SWEEP_FOLDER) -> None:
     """Measure and write."""
     torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
     for report in reports:
-        claims = pd.concat(REPORTS[report](), ignore_index=True)
-        write_csv(OUT / f"{report}.csv", claims[COLUMNS].round(_DIGITS))
+        of_sweep_report = partial(of_sweeps, SWEEP_REPORTS.get(report, ()), sweeps=sweeps)
+        tables = list(REPORTS.get(report, of_sweep_report)())
+        # A sweep whose sums are not here stays as it is.
+        if tables:
+            claims = pd.concat(tables, ignore_index=True)
+            columns = [name for name in COLUMNS if name in claims]
+            write_csv(OUT / f"{report}.csv", claims[columns].round(_DIGITS))
 
 
 def of_crops(
@@ -133,6 +152,8 @@ REPORTS: dict[str, Callable[..., Iterator[pd.DataFrame]]] = {
     "attack": of_attacks,
     "fashion": of_fashion,
 }
+# The sweeps of a report.
+SWEEP_REPORTS = {"thesis": ("thesis-digits", "manual-digits"), "combine": ("combine-digits",)}
 
 
 def claims_of(
@@ -189,6 +210,55 @@ def claims_of(
                 yield claims[[null in nulls.get(metric, ()) for metric, null in numbers]]
 
 
+def of_sweeps(names: Sequence[str], *, sweeps: Path) -> Iterator[pd.DataFrame]:
+    """Yield the claims of sweeps; none where the sums per image of one are not there."""
+    if len(with_cells(sweeps, names)) == len(names):
+        for name in names:
+            yield from of_sweep(sweeps / name, SWEEPS[name])
+
+
+def of_sweep(out: Path, sweep: Sweep) -> Iterator[pd.DataFrame]:
+    """Yield the claims about each number of a sweep, of all differences that ``Sweep.trainings`` names.
+
+    Args:
+        out: the trade-off's folder.
+        sweep: what is compared.
+    """
+    cells = {
+        (cell.about["config"]["group"], cell.about["config"]["seed"]): name
+        for name, cell in read_pack(out).items()
+    }
+    seeds = sorted({seed for _, seed in cells})
+    # The cells whose mean is a side of a difference, by what the side is called.
+    sides: dict[str, list[str]] = {}
+    pairs = {}
+    for label, groups in sweep.trainings.items():
+        references = [sweep.references[group] for group in groups]
+        for seed in seeds:
+            for side, members in ((label, groups), (f"reference of {label}", references)):
+                sides[f"{side}, seed {seed}"] = [cells[member, seed] for member in members]
+        pairs[label, ""] = [(f"{label}, seed {seed}", f"reference of {label}, seed {seed}") for seed in seeds]
+    needed = list(dict.fromkeys(itertools.chain.from_iterable(sides.values())))
+    numbers: dict[tuple[str, str, bool, float | None], list[Number]] = {}
+    for number in (*sweep.numbers, *sweep.of_trainings):
+        place = number.folder, number.analysis, number.layered, number.severity
+        numbers.setdefault(place, []).append(number)
+    for (folder, analysis, layered, severity), of_place in numbers.items():
+        sums, about = sums_of_cells(out, needed, folder, severities=[severity], layered=layered)
+        analyses = make_analyses([analysis])
+        claims = compare_trainings(
+            # What was measured at other severities is no part of the family.
+            sums.pool_draws(lists=trial_lists(analyses)).select(partial(_has_severity, severity=severity)),
+            analyses=analyses,
+            run_info=about,
+            pairs=pairs,
+            combine=partial(_mean_sides, sides=sides),
+        )
+        for number in of_place:
+            rows = claims[(claims["metric"] == number.metric) & (claims["null"] == number.null)]
+            yield rows.assign(group=rows["checkpoint"], number=number.heading)
+
+
 def _place(stored: StoredCell) -> tuple[str, str]:
     """Return view and severity as words: a missing severity equals nothing, not even itself."""
     return stored.cell.view, str(stored.cell.severity)
@@ -196,6 +266,10 @@ def _place(stored: StoredCell) -> tuple[str, str]:
 
 def _is_at(stored: StoredCell, *, place: tuple[str, str] | None) -> bool:
     return place in (None, _place(stored))
+
+
+def _has_severity(stored: StoredCell, *, severity: float | None) -> bool:
+    return severity in (None, stored.cell.severity)
 
 
 def _matches(top_k: int) -> dict[str, tuple[str, ...]]:
@@ -220,6 +294,32 @@ def _means(valued: Sequence[Sequence[CellValues]], *, means: Sequence[Mean]) -> 
         ]  # fmt: skip
 
 
+def _mean_sides(
+    valued: Sequence[Sequence[CellValues]], *, sides: Mapping[str, Sequence[str]]
+) -> Iterator[list[CellValues]]:
+    """Yield, for each site, the mean of some checkpoints as a checkpoint of its own, with the influence of each image.
+
+    Numbers that one of them lacks are left out.
+    """
+    for of_site in valued:
+        by_name = {values.checkpoint: values for values in of_site}
+        means = []
+        for side, names in sides.items():
+            members = [by_name[name] for name in names if name in by_name]
+            shared = [
+                name for name in members[0].numbers if all(name in member.numbers for member in members)
+            ]
+            means.append(
+                dataclasses.replace(
+                    members[0],
+                    checkpoint=side,
+                    numbers={name: average([member.numbers[name] for member in members]) for name in shared},
+                    influences=_mean_influences([member.influences for member in members], shared),
+                )
+            )
+        yield means
+
+
 def _mean_influences(
     influences: Sequence[Mapping[NumberName, Array]], names: Sequence[NumberName]
 ) -> dict[NumberName, Array]:
@@ -231,5 +331,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("reports", nargs="*", default=list(REPORTS))
-    main(parser.parse_args().reports)
+    parser.add_argument("reports", nargs="*", default=[*REPORTS, *SWEEP_REPORTS])
+    parser.add_argument(
+        "--sweeps", type=Path, default=SWEEP_FOLDER, help="folder of the sweeps' packed cells"
+    )
+    asked = parser.parse_args()
+    main(asked.reports, sweeps=asked.sweeps)

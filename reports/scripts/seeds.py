@@ -10,7 +10,7 @@ from moeprobe.judging.summarize import summarize
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import finished, summaries
 from moeprobe.results.packed import PACK, PACKED_IMAGES
-from moeprobe.results.stored import concat
+from moeprobe.results.stored import SumsStore, concat
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.runtime.files import atomic_file
 
@@ -138,7 +138,22 @@ def compared(
         severities: of a noise sweep, those that are wanted.
         layered: whether it is of layers, or of the output.
     """
-    runs = [finished.read(out / "cells" / one / folder) for one in pair]
+    sums, about = sums_of_cells(out, pair, folder, severities=severities, layered=layered)
+    _, found = summarize(sums, analyses=make_analyses([analysis]), run_info=about)
+    assert found is not None
+    return found
+
+
+def sums_of_cells(
+    out: Path,
+    cells: Sequence[str],
+    folder: str,
+    *,
+    severities: Collection[float | None],
+    layered: bool,
+) -> tuple[SumsStore, summaries.About]:
+    """Return the sums per image that one probe has of some cells, and what they share; arguments as ``compared``."""
+    runs = [finished.read(out / "cells" / one / folder) for one in cells]
 
     def wanted(stored: StoredCell) -> bool:
         cell = stored.cell
@@ -151,14 +166,11 @@ def compared(
     # The last stages of pipelines are called the same.
     named = (
         run.sums.rename({found.checkpoint: one for found in run.sums})
-        for run, one in zip(runs, pair, strict=True)
+        for run, one in zip(runs, cells, strict=True)
     )
-    sums = concat(named).select(wanted)
     request = runs[0].request
     about = summaries.About(
         run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
         aligned=folder == "noise", train_seeds={}, groups={},
     )  # fmt: skip
-    _, found = summarize(sums, analyses=make_analyses([analysis]), run_info=about)
-    assert found is not None
-    return found
+    return concat(named).select(wanted), about

@@ -33,6 +33,9 @@ class Sweep:
         drawn: numbers of the output or of the first MoE layer that the figure has a panel for.
         curves: figures of learning curves: how the names of their cells begin, and the key that has a panel per value.
         over_experts: numbers that are drawn over the number of experts, a line per router.
+        trainings: what the page calls a difference over trainings -> its groups. Each is compared with its reference,
+            and the difference is the mean of theirs.
+        of_trainings: numbers that are compared over trainings, beside ``numbers``.
     """
 
     names: dict[str, str]
@@ -44,6 +47,8 @@ class Sweep:
     curves: tuple[tuple[str, str], ...] = ()
     over_experts: tuple[Column, ...] = ()
     more: dict[str, str] = field(default_factory=dict)
+    trainings: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    of_trainings: tuple[Number, ...] = ()
 
 
 ACCURACY: Column = ("accuracy", "accuracy", *CLEAN)
@@ -56,6 +61,7 @@ _OF_ACCURACY = Number("accuracy", "eval", "output", "accuracy")
 _OF_NOISY = Number("accuracy, σ 0.2", "noise", "output", "accuracy", severity=0.2)
 _NULLS = (("pooled", ""), ("image", " within the image"))
 _OF_SHOTS = Number("10-shot accuracy", "fewshot", "fewshot", "fewshot_accuracy", severity=10.0)
+_OF_HIGHEST = Number("highest gate", "confidence", "confidence", "gate_highest", layered=True)
 
 
 def _of_match(view: str) -> tuple[Number, ...]:
@@ -122,6 +128,15 @@ _CHOOSING = {
     )
     for size, said in sizes.items()
 }
+# What the plan changes in each router, alone.
+_PLANS = {name: (group.format("plan"),) for group, name in _CHOOSING.items()}
+
+
+def _plans(*routers: str) -> tuple[str, ...]:
+    """Return the groups of routers whose names begin so, with the plan's weights."""
+    return tuple(group.format("plan") for group in _CHOOSING if group.startswith(routers))
+
+
 # Expert choice among the tokens of one image or of eight.
 _GROUPS = {
     f"{router}_expert_choice-group_images-{images}": f"{name} expert choice, {said}"
@@ -220,6 +235,13 @@ SWEEPS = {
             ("sinkhorn_expert_choice", "model.capacity_factor"),
             ("sparse_expert_choice", "model.capacity_factor"),
         ),
+        trainings=_PLANS
+        | {
+            "Sinkhorn token choice": _plans("sinkhorn_token"),
+            "expert choice": _plans("sinkhorn_expert", "sparse_expert"),
+            "all Sinkhorn routers": _plans("sinkhorn"),
+        },
+        of_trainings=(_OF_HIGHEST,),
     ),
     # Token choice from the start is the reference; of what is changed in dense-to-sparse training, that without it.
     "thesis-digits": Sweep(
@@ -235,6 +257,10 @@ SWEEPS = {
             _WEIGHTS,
             LOAD,
         ),
+        trainings={
+            "dense to sparse − token choice": ("moe",),
+            "gates near to the dense ones − dense to sparse": ("moe-kl",),
+        },
     ),
     "mixup-digits": Sweep(
         names={
@@ -257,6 +283,7 @@ SWEEPS = {
         values=(ACCURACY, NOISY),
         of_layers=(HIGHEST, LOAD, DEAD),
         drawn=(ACCURACY, _kappa("random_crop"), LOAD),
+        trainings={"by class − token choice": ("manual",)},
     ),
     # Trained in groups of one and of eight; measured in groups of eight, and of one.
     "groups-digits": _IN_GROUPS,

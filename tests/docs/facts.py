@@ -26,6 +26,8 @@ from reports.scripts import flips_tables, kappa_reference, thesis_tables
 from tests.docs.pages import ROOT
 
 REPORTS = ROOT / "reports"
+# A value and the ends of its interval.
+Ends = tuple[float, float, float]
 WORDS = ("layer", "tokens", "null", "view", "reference", "which")
 
 
@@ -144,11 +146,10 @@ def over_seeds(found: pd.DataFrame, digits: int = 2) -> tuple[float, float, floa
     return round(float(mean), digits), round(float(mean - reach), digits), round(float(mean + reach), digits)
 
 
-def over_both(
-    data: str, metric: str, top_k: int, digits: int = 2, **equal: Any
-) -> tuple[float, float, float]:
-    """Mean of pairs of trainings, and its interval over trainings and images for both layers at once, rounded."""
-    row = rows(f"trainings/{data}.csv", metric=metric, top_k=top_k, **equal)
+def over_both(data: str, metric: str, top_k: int | None = None, digits: int = 2, **equal: Any) -> Ends:
+    """Mean of pairs of trainings, and its interval over trainings and images for all layers at once, rounded."""
+    where = equal if top_k is None else equal | {"top_k": top_k}
+    row = rows(f"trainings/{data}.csv", metric=metric, **where)
     if len(row) != 1:
         raise LookupError(f"{len(row)} rows of {metric} have {equal}")
     value, low, high = (

@@ -1,11 +1,16 @@
 """Tables 3 to 6 of the thesis, from small trainings: numbers are those of the runs; what is not trained is left out."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from moeprobe import api
 from moeprobe.models import grid
+from moeprobe.results import finished
 from reports.scripts import regenerate_thesis, thesis_tables
 
 ROOT = Path(__file__).parents[2]
@@ -79,3 +84,64 @@ def test_without_any_training_there_are_their_values_alone(tmp_path: Path) -> No
     )
     assert "0.751" in "".join(made[0](tmp_path))
     assert all(len(make(tmp_path)) > 3 for make in made)
+
+
+def variation(sums: np.ndarray, weights: np.ndarray) -> float:
+    """Mean over experts of variance over mean, of the sums ``(n, E)`` of images with weights: the thesis' formula."""
+    share = weights / weights.sum()
+    mean = share @ sums
+    return float(((share @ (sums - mean) ** 2) / (mean + 1e-6)).mean())
+
+
+def test_a_factor_has_the_interval_of_logarithms_over_trainings_and_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against NumPy alone: variation of the sums per image, and an image's influence by a small weight more."""
+    read: list[finished.Measured] = []
+    original = finished.read
+
+    def remembered(run: Path) -> finished.Measured:
+        read.append(original(run))
+        return read[-1]
+
+    monkeypatch.setattr(regenerate_thesis.finished_runs, "read", remembered)
+    monkeypatch.setattr(regenerate_thesis, "REFERENCES", {"prc": "baseline"})
+    cells: Any = [
+        SimpleNamespace(
+            folder=ROOT / "checkpoints/reference",
+            stages={
+                f"digits-{group}-k1-seed{seed}": SimpleNamespace(
+                    group=group, seed=seed, data=SimpleNamespace(source="digits")
+                )
+            },
+        )
+        for group in ("prc", "baseline")
+        for seed in range(3)
+    ]
+    [row] = regenerate_thesis.factors(cells, limit=24).to_dict("records")
+
+    logarithms = []
+    for measured in read:
+        parts = [stored.load_all()[1] for stored in measured.sums if stored.cell.tokens == "patch"]
+        layers = [columns["variation_gates"].astype(float) for columns in parts]
+        assert len(layers) == 2
+
+        def logarithm(weights: np.ndarray, layers: list[np.ndarray] = layers) -> float:
+            return float(np.log(np.mean([variation(sums, weights) for sums in layers])))
+
+        ones, step = np.ones(24), 1e-5
+        slopes = [
+            (logarithm(ones + step * one) - logarithm(ones - step * one)) / (2 * step) for one in np.eye(24)
+        ]
+        logarithms.append(logarithm(ones) + 24 * np.array(slopes))
+    of_pairs = np.array(logarithms[:3]) - np.array(logarithms[3:])
+    rest = of_pairs - of_pairs.mean(1, keepdims=True) - of_pairs.mean(0) + of_pairs.mean()
+    left = (rest**2).sum() / (2 * 23) / (3 * 24)
+    parts_of_error = of_pairs.mean(1).var(ddof=1) / 3, of_pairs.mean(0).var(ddof=1) / 24
+    variance = max(sum(parts_of_error) - left, *parts_of_error)
+    freedom = variance**2 / (parts_of_error[0] ** 2 / 2 + parts_of_error[1] ** 2 / 23)
+    reach = stats.t.isf(0.025, freedom) * np.sqrt(variance)
+    ends = np.exp(of_pairs.mean() + np.array([0, -reach, reach]))
+    assert (row["value"], row["ci_low"], row["ci_high"]) == pytest.approx(tuple(ends), rel=1e-5)
+    assert (row["trainings"], row["images"]) == (3, 24)
+    assert row["error"] == pytest.approx(np.sqrt(variance), rel=1e-5)

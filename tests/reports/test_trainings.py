@@ -1,7 +1,9 @@
 """Committed claims about trainings, against the committed differences of single seeds and the formulas by scipy."""
 
+import itertools
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,14 +14,18 @@ from moeprobe.judging.trainings import compare_trainings
 from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.probes.corruptions.measure import Mean
-from moeprobe.results.stored import of_table
+from moeprobe.results.packed import PackedCell
+from moeprobe.results.stored import SumsStore, of_table
+from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 from reports.scripts import regenerate_trainings
+from reports.scripts.sweep_list import Number, Sweep
 from tests.judging.test_differences import ABOUT, answered
 
 REPORTS = Path(__file__).parents[2] / "reports"
 WORDS = ("layer", "null", "view", "number", "reference")
+LAYERS = ("blocks.1", "blocks.3")
 # What the table of seeds calls the numbers of a view: metric of the claim (of the set for k experts), null.
 NUMBERS = {
     "κ": ("{match}_kappa", "pooled"),
@@ -101,7 +107,10 @@ def test_claims_of_fashion_mnist_are_the_means_of_the_seeds() -> None:
 @pytest.mark.parametrize("data", list(regenerate_trainings.REPORTS))
 def test_intervals_follow_from_the_components(data: str) -> None:
     """Variances of both samples, Satterthwaite's degrees of freedom, t, and Šidák's rule over the layers."""
-    for row in read(f"trainings/{data}.csv").to_dict("records"):
+    table = read(f"trainings/{data}.csv")
+    family = table.columns.intersection(["top_k", "group", "view", "severity", "metric", "null"])
+    table["layers"] = table.groupby(list(family), dropna=False)["value"].transform("size")
+    for row in table.to_dict("records"):
         pairs, images = row["trainings"], row["images"]
         rest = row["residual_spread"] ** 2 / (pairs * images)
         of_pairs, of_images = row["spread"] ** 2 / pairs + rest, row["image_spread"] ** 2 / images + rest
@@ -112,8 +121,7 @@ def test_intervals_follow_from_the_components(data: str) -> None:
             assert row["error"] == pytest.approx(np.sqrt(variance), rel=1e-3)
             freedom = variance**2 / (of_pairs**2 / (pairs - 1) + of_images**2 / (images - 1))
             assert row["freedom"] == pytest.approx(freedom, rel=3e-3)
-        layers = 1 if row["metric"] == "accuracy" else 2
-        reach = stats.t.isf((1 - 0.95 ** (1 / layers)) / 2, row["freedom"]) * row["error"]
+        reach = stats.t.isf((1 - 0.95 ** (1 / row["layers"])) / 2, row["freedom"]) * row["error"]
         ends = row["value"] - reach, row["value"] + reach
         assert (row["sim_low"], row["sim_high"]) == pytest.approx(ends, rel=1e-3, abs=1e-5)
 
@@ -157,3 +165,105 @@ def test_a_mean_over_corruptions_has_the_influence_of_each_image_on_all_of_them(
     # A mean is a family of its own, so its simultaneous interval is its own; the two views share one.
     assert (row["sim_low"], row["sim_high"]) == pytest.approx((row["ci_low"], row["ci_high"]))
     assert table.iloc[0]["sim_high"] > table.iloc[0]["ci_high"]
+
+
+# Two groups that are compared with references of their own, three seeds each.
+SWEEP = Sweep(
+    names={},
+    references={"plan-a": "softmax-a", "plan-b": "softmax-b"},
+    numbers=(
+        Number("accuracy", "eval", "output", "accuracy"),
+        Number("highest gate", "confidence", "confidence", "gate_highest", layered=True),
+    ),
+    values=(),
+    of_layers=(),
+    drawn=(),
+    trainings={"a": ("plan-a",), "both": ("plan-a", "plan-b")},
+)
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """Sums per image of a sweep's cells, which ``of_sweep`` reads in place of packed ones."""
+    rng = np.random.default_rng(3)
+    groups = [*SWEEP.references, *SWEEP.references.values()]
+    places = [(group, seed) for group in groups for seed in range(3)]
+    sums: dict[str, dict[str, Any]] = {}
+    for group, seed in places:
+        tokens = rng.integers(5, 15, 40)
+        shares = {layer: rng.uniform(0.3, 0.6, 40) + 0.1 * rng.random() for layer in LAYERS}
+        sums[f"{group}-seed{seed}"] = {
+            "accuracy": rng.random(40) < rng.uniform(0.5, 0.9),
+            "tokens": tokens,
+            **{layer: tokens * share for layer, share in shares.items()},
+        }
+    packed = {
+        f"{group}-seed{seed}": PackedCell(about={"config": {"group": group, "seed": seed}}, runs={})
+        for group, seed in places
+    }
+
+    def stored(out: Path, cells: list[str], folder: str, **_: Any) -> tuple[SumsStore, About]:
+        tables = []
+        for name in cells:
+            found, sums_of_name = Accumulator(), sums[name]
+            images = [f"{image:02d}" for image in range(40)]
+            if folder == "eval":
+                columns = answered(0, 0.5, 40) | {"accuracy": sums_of_name["accuracy"].astype(np.int64)}
+                found.add(Cell("", "", 0, "clean", float("nan"), 0, ""), images, columns)
+            for layer in LAYERS if folder == "confidence" else ():
+                columns = {"tokens_counted": sums_of_name["tokens"], "gate_highest": sums_of_name[layer]}
+                found.add(Cell(layer, "r", 1, "clean", float("nan"), 0, "patch"), images, columns)
+            tables.append(image_table(found, checkpoint=name))
+        return of_table(concatenate(tables)), ABOUT
+
+    monkeypatch.setattr(regenerate_trainings, "read_pack", lambda out: packed)
+    monkeypatch.setattr(regenerate_trainings, "sums_of_cells", stored)
+    return sums
+
+
+def crossed(of_pairs: np.ndarray) -> tuple[float, float, float]:
+    """Mean of (G, n), its error over both samples and degrees of freedom, by the formulas of the page on intervals."""
+    pairs, images = of_pairs.shape
+    rest = of_pairs - of_pairs.mean(1, keepdims=True) - of_pairs.mean(0) + of_pairs.mean()
+    left = (rest**2).sum() / ((pairs - 1) * (images - 1)) / (images * pairs)
+    parts = of_pairs.mean(1).var(ddof=1) / pairs, of_pairs.mean(0).var(ddof=1) / images
+    variance = max(sum(parts) - left, *parts)
+    freedom = variance**2 / (parts[0] ** 2 / (pairs - 1) + parts[1] ** 2 / (images - 1))
+    return of_pairs.mean(), np.sqrt(variance), freedom
+
+
+def test_claims_of_a_sweep_follow_from_its_sums_per_image(made_up: dict[str, dict[str, Any]]) -> None:
+    """Means over groups, an image's influence on a ratio, two variances and Šidák's rule, in a few lines of NumPy."""
+    claims = pd.concat(regenerate_trainings.of_sweep(Path("made-up"), SWEEP), ignore_index=True)
+    keys = claims.fillna({"layer": ""}).set_index(["group", "number", "layer"])
+    places = [("accuracy", ""), *(("highest gate", layer) for layer in LAYERS)]
+    assert set(keys.index) == {(group, *place) for group in ("a", "both") for place in places}
+
+    def of_images(name: str, layer: str) -> np.ndarray:
+        if not layer:
+            return made_up[name]["accuracy"].astype(float)
+        tokens, highest = made_up[name]["tokens"], made_up[name][layer]
+        ratio = highest.sum() / tokens.sum()
+        return ratio + (highest - ratio * tokens) / tokens.mean()
+
+    for (group, kinds), (number, layer) in itertools.product([("a", "a"), ("both", "ab")], places):
+        differences = [
+            [of_images(f"plan-{kind}-seed{seed}", layer) - of_images(f"softmax-{kind}-seed{seed}", layer)
+             for kind in kinds]
+            for seed in range(3)
+        ]  # fmt: skip
+        value, error, freedom = crossed(np.mean(differences, axis=1))
+        row = keys.loc[group, number, layer]
+        assert tuple(row[["value", "error", "freedom"]]) == pytest.approx((value, error, freedom), rel=1e-6)
+        confidence = 0.95 ** (1 / (1 if number == "accuracy" else len(LAYERS)))
+        reach = stats.t.isf((1 - confidence) / 2, freedom) * error
+        assert tuple(row[["sim_low", "sim_high"]]) == pytest.approx((value - reach, value + reach), rel=1e-6)
+
+
+def test_a_sweep_without_its_sums_per_image_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(regenerate_trainings, "OUT", tmp_path)
+    regenerate_trainings.main(["combine"], sweeps=tmp_path / "nothing")
+    assert "combine-digits stays as it is" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
