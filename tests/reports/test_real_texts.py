@@ -1,5 +1,6 @@
 """The study of real texts on made-up ones: what is taken out of packages, the sparse model, its losses and training."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeprobe import api
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.text import Text
 from moeprobe.inputs.texts import TextFraming, stack
 from moeprobe.models.checkpoints.checkpoint import read_tensors
@@ -260,6 +262,32 @@ def test_an_interrupted_training_ends_as_one_that_was_not(
     }
     assert all(moved.values()), "routers and experts all learn"
     assert not any(parameter.requires_grad for parameter in trained.embeddings.parameters())
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_training_with_other_settings_is_not_taken_for_this_one(
+    data: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished: bool
+) -> None:
+    monkeypatch.setattr(distil, "dense_model", small_dense)
+    monkeypatch.setattr(distil, "framing", lambda folder: FRAMING)
+    settings = distil.Settings(prc=True, seed=0, **SETTINGS)  # type: ignore[arg-type]
+    out = tmp_path / "run"
+    if is_finished:
+        distil.distil(tmp_path, data, out, settings)
+    else:
+        monkeypatch.setattr(distil, "loss_of", interrupted(distil.loss_of, at=3))
+        with pytest.raises(KeyboardInterrupt):
+            distil.distil(tmp_path, data, out, settings)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    other = tmp_path / "other.txt"
+    other.write_text("\n".join(reversed(LINES)))
+    for texts, changed in (
+        (data, dataclasses.replace(settings, typos=0.1)),
+        (Text(split="train", location=str(other)), settings),
+    ):
+        with pytest.raises(UserError, match="run holds a training with other settings"):
+            distil.distil(tmp_path, texts, out, changed)
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
 
 
 def interrupted(loss_of: Callable[..., Any], *, at: int) -> Callable[..., Any]:

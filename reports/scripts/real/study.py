@@ -3,8 +3,9 @@
 python -m reports.scripts.real.study build/real
 """
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from moeprobe import api
-from moeprobe.inputs.images import Framing
-from moeprobe.inputs.open import open_images
+from moeprobe.errors import FinishedError
 from moeprobe.models.checkpoints.checkpoint import load
-from moeprobe.models.config import ModelConfig
 from moeprobe.models.config import load as load_config
-from moeprobe.models.nn.build import build_model
-from moeprobe.models.training.start import upcycle_from
-from moeprobe.models.training.tasks import Normalise
 from moeprobe.runtime.files import write_csv
 from reports.scripts.printed import shrink
+from reports.scripts.real.dense import Photographs, start_of, tokens_of
 from reports.scripts.real.material import PICTURES
 from reports.scripts.real.tables import CORRUPTIONS, MARGINS, SEVERITY, WEAKEST
 from reports.scripts.real.train import MODELS, SEEDS, checkpoint, data_of
@@ -37,6 +34,11 @@ LAYER, NOISE = "blocks.11", 0.1
 _PAIRS, _CLIPS, _PHOTOGRAPHS = "picture_pairs", "frames", "photographs"
 
 
+def paths(root: Path) -> list[Path]:
+    """Return the checkpoints, pair after pair."""
+    return [checkpoint(root, model, seed) for seed in SEEDS for model in MODELS]
+
+
 @dataclass(frozen=True)
 class Question:
     """What is asked of all models.
@@ -46,12 +48,14 @@ class Question:
         parameters: its own.
         data: kind of data: ``photographs``, or of the folder ``folder``.
         folder: in the folder of everything.
+        models: returns the models in the folder of everything, pair after pair.
     """
 
     probe: Callable[..., Any]
     parameters: dict[str, Any] = field(default_factory=dict)
     data: str = _PHOTOGRAPHS
     folder: str = ""
+    models: Callable[[Path], Sequence[api.Model]] = paths
 
     @property
     def is_compared(self) -> bool:
@@ -82,30 +86,32 @@ _DIGITS = 5
 _DIGITS_OF_FEATURES = {"cosine": 5, "nearest_neighbor": 5, "all": 5, "difference": 7}
 # Whose match is shown beside that of pictures that were taken.
 _MATCHED = ("crops", "pairs", "warps", "frames", "shifts")
-SIDECAR = "table.json"
 
 
-def paths(root: Path) -> list[Path]:
-    """Return the checkpoints, pair after pair."""
-    return [checkpoint(root, model, seed) for seed in SEEDS for model in MODELS]
+def ask(name: str, question: Question, root: Path) -> tuple[Path, Path | None]:
+    """Return the folders of a question's run, and of its comparison where there is one; finished ones are read.
 
-
-def ask(name: str, root: Path) -> tuple[Path, Path | None]:
-    """Return the folders of a question's run, and of its comparison where there is one; finished ones are read."""
-    question, out, compared = QUESTIONS[name], root / "runs" / name, root / "runs" / f"{name}-compared"
+    Raises:
+        UserError: a folder holds a run with other settings, or of other models.
+    """
+    out, compared = root / "runs" / name, root / "runs" / f"{name}-compared"
     data = data_of(root) if question.data == _PHOTOGRAPHS else f"{question.data}:{root / question.folder}"
-    if not (out / SIDECAR).exists():
-        question.probe(paths(root), data=data, split="test", out=out, figures=False, **question.parameters)
-    if question.is_compared and not (compared / SIDECAR).exists():
+    with contextlib.suppress(FinishedError):
+        question.probe(
+            question.models(root), data=data, split="test", out=out, figures=False, **question.parameters
+        )
+    if not question.is_compared:
+        return out, None
+    with contextlib.suppress(FinishedError):
         api.compare([out], out=compared, figures=False)
-    return out, compared if question.is_compared else None
+    return out, compared
 
 
 def measure(root: Path) -> None:
     """Run the probes and comparisons, and write the tables."""
     tables, trainings = [], []
-    for name in QUESTIONS:
-        out, compared = ask(name, root)
+    for name, question in QUESTIONS.items():
+        out, compared = ask(name, question, root)
         tables.append(pd.read_csv(out / "table.csv").assign(run=name))
         if compared is not None:
             trainings.append(pd.read_csv(compared / "trainings.csv").assign(run=name))
@@ -158,15 +164,9 @@ def draw(root: Path) -> None:
 
 def features(root: Path) -> pd.DataFrame:
     """Return how near the class tokens of all models are to the dense model's, and what nearest neighbors say."""
-    dataset = open_images(data_of(root), split="all")
-    test = set(open_images(data_of(root), split="test").image_ids)
-    held_out = np.array([name in test for name in dataset.image_ids])
     config = load_config("photographs-baseline").model
-    framing = Framing(int(config.image_size or 0))
-    pixels = torch.stack(
-        [framing.clean(dataset.example(number).image).pixels for number in range(len(dataset))]
-    )
-    labels = dataset.labels()
+    photographs = Photographs.of(root, config)
+    pixels, labels, held_out = photographs.pixels, photographs.labels, photographs.split == "test"
     dense = tokens_of(start_of(root, config, layers=[]), pixels, config)
     rows = [{"checkpoint": "dense", "cosine": 1.0} | neighbors(dense[:, 0], labels, held_out)]
     start = tokens_of(start_of(root, config), pixels, config)
@@ -181,25 +181,6 @@ def features(root: Path) -> pd.DataFrame:
             | neighbors(own[:, 0], labels, held_out)
         )
     return pd.DataFrame(rows).assign(images=int(held_out.sum()))
-
-
-def start_of(root: Path, config: ModelConfig, **changes: object) -> nn.Module:
-    """Return the model of a configuration as it is before its training; without ``layers`` the dense one."""
-    assert config.upcycle is not None
-    upcycle = config.upcycle.model_copy(update={"file": str(root / "vit_s14.safetensors")})
-    config = config.model_copy(update={"num_classes": 7, "upcycle": upcycle} | changes)
-    model = build_model(config)
-    upcycle_from(model, config)
-    return model
-
-
-def tokens_of(model: nn.Module, pixels: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Return the tokens ``(images, T, D)`` after the last norm."""
-    normalise = Normalise(config)
-    model.eval()
-    with torch.inference_mode():
-        parts = [model.forward_features(normalise(part)) for part in pixels.split(16)]  # type: ignore[operator]
-    return torch.cat(parts)
 
 
 def neighbors(

@@ -18,6 +18,7 @@ from scipy.ndimage import map_coordinates
 from scipy.optimize import brentq
 
 from moeprobe.inputs.data.readers.flows import read_flow
+from reports.scripts.real.folders import atomic_folder
 from reports.scripts.real.weights import IMAGE
 
 # Pixels from frame to frame, beyond which no shift is looked for.
@@ -57,16 +58,17 @@ def warp(first: NDArray[np.uint8], second: NDArray[np.uint8], flow: NDArray[np.f
 
 def make_shifts(root: Path) -> None:
     """Write a shifted clip in ``root``/shifts for each clip in ``root``/clips."""
-    for clip in sorted((root / "clips").iterdir()):
-        paths = sorted(clip.iterdir())
-        frames = [Image.open(path).convert("RGB") for path in paths]
-        folder = root / "shifts" / clip.name
-        if folder.is_dir():
-            continue
-        step = equal_shift(frames)
-        folder.mkdir(parents=True)
-        for number, path in enumerate(paths):
-            shift(frames[0], number * step).save(folder / path.name)
+    folder = root / "shifts"
+    if folder.is_dir():
+        return
+    with atomic_folder(folder) as shifts:
+        for clip in sorted((root / "clips").iterdir()):
+            paths = sorted(clip.iterdir())
+            frames = [Image.open(path).convert("RGB") for path in paths]
+            step = equal_shift(frames)
+            (shifts / clip.name).mkdir()
+            for number, path in enumerate(paths):
+                shift(frames[0], number * step).save(shifts / clip.name / path.name)
 
 
 def equal_shift(frames: Sequence[Image.Image]) -> float:

@@ -27,6 +27,7 @@ _CLAIMS: dict[tuple[str, str, float | None, str], str] = {
     ("blur", "gaussian_blur", 1.0, "patch"): "blur, σ 1 pixel",
     ("blur", "gaussian_blur", 2.0, "patch"): "blur, σ 2 pixels",
     **{("corruptions", name, SEVERITY, "patch"): f"`{name}`, severity {SEVERITY:g}" for name in CORRUPTIONS},
+    ("ground", "ground", 1.0, "patch"): "another ground: all patches",
     ("ground", "ground", 1.0, "foreground"): "another ground: patches of the object",
     ("ground", "ground", 1.0, "background"): "another ground: patches of the ground",
 }

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from moeprobe.models.timm import timm
+from moeprobe.runtime.files import atomic_file
 
 NAME, BLOCKS, WIDTH, PATCH, PREFIX = "vit_small_patch14_dinov2", 12, 384, 14, "backbone."
 # What the embeddings were trained on; and side and patches of the images that they are resampled for.
@@ -141,7 +142,8 @@ def convert(source: Path, target: Path) -> float:
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, target)
+    with atomic_file(target) as temporary:
+        save_file(contiguous, temporary)
     return difference
 
 

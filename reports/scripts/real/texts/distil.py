@@ -25,11 +25,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.text import Text
 from moeprobe.inputs.spans import align
 from moeprobe.inputs.texts import TextFraming, TextSample, TokenBatch, stack
 from moeprobe.inputs.views.typos import Typos
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
+from moeprobe.models.checkpoints.header import read_header
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.training import state
@@ -43,6 +45,7 @@ from reports.scripts.at_once import each
 from reports.scripts.real.texts.encoder import (
     dense_model,
     framing,
+    hash_of,
     make_sparse,
     moe_part,
     sentences_of,
@@ -51,6 +54,8 @@ from reports.scripts.real.texts.encoder import (
 from reports.scripts.real.texts.names import MODELS, SEEDS, checkpoint
 
 WEIGHTS, STATE = "moe.safetensors", "state.safetensors"
+# In the description of both files: what their tensors follow from.
+_ORIGIN = "origin"
 
 
 @dataclass(frozen=True)
@@ -269,6 +274,15 @@ def start(folder: Path, settings: Settings) -> tuple[Any, Any]:
     return dense_model(folder), model
 
 
+def origin_of(settings: Settings, data: Text, dense: Any) -> dict[str, Any]:
+    """Return what a training's weights follow from: its settings, and hashes of its texts and of the dense model."""
+    return {
+        "settings": dataclasses.asdict(settings),
+        "texts": data.content_hash(),
+        "dense": hash_of(dense),
+    }
+
+
 def distil(folder: Path, data: Text, out: Path, settings: Settings) -> None:
     """Train one model to its end, and write its MoE layers to ``out``.
 
@@ -277,12 +291,21 @@ def distil(folder: Path, data: Text, out: Path, settings: Settings) -> None:
         data: texts to train on.
         out: folder of the training.
         settings: of the training.
+
+    Raises:
+        UserError: ``out`` holds a training with other settings, texts or another dense model.
     """
+    dense, model = start(folder, settings)
+    origin = {_ORIGIN: origin_of(settings, data, dense)}
+    for file in (WEIGHTS, STATE):
+        if (out / file).exists() and read_header(out / file).description.get(_ORIGIN) != origin[_ORIGIN]:
+            raise UserError(
+                f"{out} holds a training with other settings, texts or dense weights; remove it to train again."
+            )
     if (out / WEIGHTS).exists():
         return
     out.mkdir(parents=True, exist_ok=True)
     texts = framing(folder)
-    dense, model = start(folder, settings)
     lessons = Lessons.of(data, dense, texts)
     part = moe_part(model)
     optimizer, layout = make_optimizer(part, settings), ProcessLayout(Alone())
@@ -303,8 +326,8 @@ def distil(folder: Path, data: Text, out: Path, settings: Settings) -> None:
             means = {name: round(value, 4) for name, value in averages.means().items()}
             print(out.name, step + 1, means, flush=True)
             averages = state.Averages()
-            state.save(out / STATE, layout, part, optimizer, averages, {"step": step + 1})
-    write_tensors(out / WEIGHTS, dict(part.state_dict()), {"settings": dataclasses.asdict(settings)})
+            state.save(out / STATE, layout, part, optimizer, averages, {"step": step + 1} | origin)
+    write_tensors(out / WEIGHTS, dict(part.state_dict()), origin)
     state.discard(out)
 
 

@@ -164,11 +164,16 @@ def _routing(decision: Decision, texts: TokenBatch) -> LayerRouting:
     )
 
 
-def as_checkpoint(model: Any, texts: TextFraming, *, name: str, group: str, seed: int) -> Checkpoint:
-    """Return a sparse model as probes take it, with a hash of all of its parameters."""
+def hash_of(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's parameters and buffers, and of their names."""
     digest = hashlib.sha256()
     for path, tensor in model.state_dict().items():
         digest.update(path.encode())
         digest.update(tensor.contiguous().numpy().tobytes())
-    provenance: Mapping[str, Any] = {"path": name, "sha256": digest.hexdigest(), "training": {}}
+    return digest.hexdigest()
+
+
+def as_checkpoint(model: Any, texts: TextFraming, *, name: str, group: str, seed: int) -> Checkpoint:
+    """Return a sparse model as probes take it, with a hash of all of its parameters."""
+    provenance: Mapping[str, Any] = {"path": name, "sha256": hash_of(model), "training": {}}
     return Checkpoint(name, TextEncoder(model), texts, (), seed, group, provenance)

