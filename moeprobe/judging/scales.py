@@ -81,6 +81,8 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
         ),
         # What the loss gains by choosing: an effect of routing, and no merit of it.
         "choice": Scale("rise of the loss", (0.01, 0.1), ("no", "little", "yes"), best=""),
+        # The rank of the router's choice among others: 0 by chance, 0.5 where three of four others are worse.
+        "right": Scale("κ", (0.0, 0.5), ("no", "somewhat", "clearly")),
         "prediction": Scale("AUROC", (0.7, 0.9), ("hardly", "in part", "well"), best=""),
         # Two trainings may well differ in their experts, and both be good.
         "aligned": Scale("κ", (0.5, 0.8), ("no", "in part", "yes"), best=""),

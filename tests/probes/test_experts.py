@@ -398,9 +398,10 @@ def test_an_upper_end_near_zero_is_rounded_up() -> None:
 
 def test_no_expert_may_go() -> None:
     [said] = sentences(banded([0.2, 0.1], 0.05))
-    assert (
-        said == "a, l: no expert may go at a loss below 0.05 nats; the lowest upper end is 0.1, of expert 1."
+    of_two = (
+        "none of the 2 experts may go at a loss below 0.05 nats; the lowest upper end is 0.1, of expert 1."
     )
+    assert said == f"a, l: {of_two}"
 
 
 def test_numbers_of_experts_are_texts_in_a_file() -> None:

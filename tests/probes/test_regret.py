@@ -14,6 +14,7 @@ from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
+from moeprobe.judging.words import IDENTICAL
 from moeprobe.probes.flips.price import price_flips
 from moeprobe.probes.regret import measure
 from moeprobe.probes.regret.sentences import sentences
@@ -149,6 +150,25 @@ def test_a_comparison_is_paired_and_judged() -> None:
     verdicts = result.comparison.set_index("metric")["verdict"]
     assert {verdicts[name] for name in ("choice_rank", "choice_right", "choice_correlation")} == {"higher"}
     assert verdicts["choice_regret"] == "lower"
+
+
+@pytest.mark.usefixtures("all_of_class_0")
+def test_an_audit_says_whose_choices_are_better() -> None:
+    asked: Any = {"data": "digits", "limit": 60, "probes": ("regret",), "figures": False}
+
+    def audited(*kinds: str) -> tuple[list[str], str]:
+        models = [
+            dataclasses.replace(planted(kind), name=f"{kind} {number}") for number, kind in enumerate(kinds)
+        ]
+        verdicts = api.audit(models, **asked).verdicts
+        of_pair = verdicts["reference"] != ""
+        (judgement,) = verdicts.loc[of_pair, "judgement"]
+        return verdicts.loc[~of_pair, "verdict"].tolist(), str(judgement)
+
+    assert audited("wrong", "right") == (["no", "clearly"], "better")
+    assert audited("right", "random") == (["clearly", "somewhat to no"], "worse")
+    # The same router twice tries the same choices, whose losses are the same.
+    assert audited("random", "random") == (["somewhat to no"] * 2, IDENTICAL)
 
 
 @pytest.mark.usefixtures("all_of_class_0")

@@ -1,5 +1,6 @@
 """Some of many experts, measured one by one: how many passes, which experts, and what they find."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.experts import Experts
 from moeprobe.probes.experts.redundancy import sentences
 from moeprobe.probes.experts.sampled import Effort, stratified
-from tests.probes.test_experts import LAYERS, LIMIT, labeled, layers_of, measured
+from tests.probes.test_experts import LAYERS, LIMIT, banded, labeled, layers_of, measured
 
 pytestmark = pytest.mark.resamples
 FEW = 3
@@ -86,11 +87,32 @@ def test_drawn_experts_have_the_prices_of_a_full_run() -> None:
     assert counted[["value", "trials"]].to_numpy(float).tolist() == [[FEW, 8]] * 2
     assert "experts_measured" not in set(tables[8]["metric"])
     said = sentences(tables[FEW])
-    assert said[0].startswith(f"a: {2 * FEW} of 16 experts are measured one by one ({FEW} of each layer")
-    assert "experts are measured" not in " ".join(sentences(tables[8]))
+    assert said[0].startswith(f"a: {2 * FEW} of 16 experts are measured one by one, {FEW} of each layer")
+    assert "measured" not in " ".join(sentences(tables[8]))
+    assert not re.search(r"\d experts (are not|show|differ)", " ".join(said)), "these are the measured ones"
     # Another batch size measures the same experts.
     again = measured(labeled(), experts_per_layer=FEW, batch_size=7)
     np.testing.assert_allclose(again["value"], tables[FEW]["value"], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (
+            None,
+            "expert 0 the loss rises by at most 0.1 nats, 1 by 0.2 (upper ends for all measured experts at once).",
+        ),
+        (0.15, "a, l: 1 of 2 measured experts may go, each alone, at a loss below 0.15 nats"),
+        (0.05, "a, l: none of the 2 measured experts may go at a loss below 0.05 nats"),
+    ],
+)
+def test_no_sentence_takes_measured_experts_for_all(loss: float | None, words: str) -> None:
+    of_layer = {"checkpoint": "a", "layer": "l", "metric": "experts_measured", "value": 2, "trials": 64}
+    counted = pd.DataFrame([of_layer | {"tokens": "", "dataset": "digits"}])
+    said = sentences(pd.concat([counted, banded([0.1, 0.2], loss)], ignore_index=True))
+    assert (
+        said[0].startswith("a: 2 of 64 experts are measured one by one, 2 of each layer") and words in said[1]
+    )
 
 
 def test_an_expert_drawn_for_each_input_stands_for_all() -> None:

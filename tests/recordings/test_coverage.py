@@ -8,6 +8,11 @@ import pytest
 
 from moeprobe import api
 from moeprobe.probes.coverage.collect import EvenRouter, Orders, greedy_subset
+from moeprobe.probes.coverage.uses import Uses
+from moeprobe.results.stored import of_table
+from moeprobe.results.stored_cell import DamagedSumsError
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table
 from tests.commands import refused, run
 from tests.recordings.test_locality import EXPERTS, LAYERS, TOP_K, Ids, cell, served
 
@@ -125,6 +130,38 @@ def test_a_planted_recording_lacks_one_expert(tmp_path: Path) -> None:
     # Requests bring as many tokens as they have, k times.
     brought = found.table[(found.table["metric"] == "expert_tokens") & (found.table["layer"] == "layers.0")]
     assert brought.groupby("checkpoint")["value"].sum().to_list() == pytest.approx([ROWS * TOP_K] * 2)
+
+
+def test_counts_take_as_few_bits_as_the_longest_input_or_unit_needs() -> None:
+    """Layers of two and three experts; one expert gets all 200 tokens of each of four inputs."""
+    names, tokens = list("abcd"), np.full(4, 200)
+    brought = {
+        "first": np.array([[200, 0]] * 4),
+        "second": np.array([[0, row, 200 - row] for row in range(4)]),
+    }
+    accumulator = Accumulator()
+    for layer, uses in brought.items():
+        columns = {"covered_tokens": tokens, "covered_uses": uses}
+        accumulator.add(Cell(layer, "router", 1), names, columns)
+    stored = list(of_table(image_table(accumulator, checkpoint="a")))
+    found = Uses.of_cells(stored)
+    assert found.counts.dtype == np.uint8 and found.counts.tolist() == np.hstack([*brought.values()]).tolist()
+    units = found.by_unit({"a": "x", "b": "x", "c": "y", "d": "x"})
+    assert units.names == ["x", "y"] and units.tokens.tolist() == [600, 200]
+    assert units.counts.tolist() == [[600, 0, 0, 4, 596], [200, 0, 0, 2, 198]]
+    # One row sums up to more than a byte holds.
+    assert len(found.subset(500)) == 3
+    assert "first: 1 (0), second: 0 (0), second: 1 (6)" in found.lacking(500)
+    of_orders = Orders.of(found.counts, found.tokens, 500, seed=0, orders=3)
+    assert of_orders.reached.tolist() == [[2, 4, 4, 4, 2]] * 3
+
+
+def test_counts_above_the_tokens_of_any_input_are_damage() -> None:
+    accumulator = Accumulator()
+    columns = {"covered_tokens": np.array([200]), "covered_uses": np.array([[300, 0]])}
+    accumulator.add(Cell("first", "router", 1), ["a"], columns)
+    with pytest.raises(DamagedSumsError, match="first has more tokens than any input"):
+        Uses.of_cells(list(of_table(image_table(accumulator, checkpoint="a"))))
 
 
 @pytest.mark.pictures

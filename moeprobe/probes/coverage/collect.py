@@ -6,6 +6,7 @@ Axes: n inputs (images, texts, requests), X experts of all layers, O orders, G g
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ ENDS = (0.025, 0.975)
 # Sums of counts that are in memory at a time.
 _SUMS = 2**22
 _MOST_TOKENS = 2**40
+Counts = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Orders:
     reached: NDArray[np.int64]
 
     @classmethod
-    def of(cls, uses: Integers, tokens: Integers, need: int, *, seed: int, orders: int = ORDERS) -> "Orders":
+    def of(cls, uses: Counts, tokens: Integers, need: int, *, seed: int, orders: int = ORDERS) -> "Orders":
         """Return random orders of inputs.
 
         Args:
@@ -52,7 +54,7 @@ class Orders:
             order = generator(seed, "coverage", draw=index).permutation(number)
             after[index] = tokens[order].cumsum()
             for start in range(0, experts, width):
-                part = uses[order, start : start + width].cumsum(0)
+                part = uses[order, start : start + width].cumsum(0, dtype=np.int64)
                 reached[index, start : start + width] = (part < need).sum(0)
         return cls(after, reached)
 
@@ -126,7 +128,7 @@ class EvenRouter:
         return float(binom.sf(self.need - 1, tokens, top_k / num_experts))
 
 
-def greedy_subset(uses: Integers, tokens: Integers, need: int) -> list[int]:
+def greedy_subset(uses: Counts, tokens: Integers, need: int) -> list[int]:
     """Return inputs, one after the other, until each expert has enough that has it in all inputs together.
 
     The next input is the one that brings most missing tokens for its own tokens. What an input brings never grows,
@@ -145,7 +147,11 @@ def greedy_subset(uses: Integers, tokens: Integers, need: int) -> list[int]:
         need: tokens that are enough.
     """
     missing = np.where(uses.sum(0) >= need, need, 0)
-    rates = np.minimum(uses, missing).sum(1) / np.maximum(tokens, 1)
+    rows = max(_SUMS // max(len(missing), 1), 1)
+    missing_uses = [
+        np.minimum(uses[start : start + rows], missing).sum(1) for start in range(0, len(uses), rows)
+    ]
+    rates = np.concatenate(missing_uses) / np.maximum(tokens, 1)
     heap = [(-rate, index) for index, rate in enumerate(rates.tolist()) if rate > 0]
     heapq.heapify(heap)
     subset = []

@@ -16,9 +16,17 @@ from moeprobe.metrics.analyses import expert_coverage as coverage
 from moeprobe.metrics.declaration import Metric, NumberName
 from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.statistic import Integers
-from moeprobe.probes.coverage.collect import ENDS, EvenRouter, Orders, greedy_subset, grid_of, range_of
+from moeprobe.probes.coverage.collect import (
+    ENDS,
+    Counts,
+    EvenRouter,
+    Orders,
+    greedy_subset,
+    grid_of,
+    range_of,
+)
 from moeprobe.results import summaries
-from moeprobe.results.stored_cell import StoredCell
+from moeprobe.results.stored_cell import DamagedSumsError, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.files import atomic_file, is_there
 from moeprobe.runtime.object_stores import check_local
@@ -34,32 +42,56 @@ class Uses:
     Attributes:
         names: of the inputs ``(n,)``.
         tokens: ``(n,)``.
-        by_layer: ``(n, E)`` by layer.
+        counts: ``(n, X)`` tokens of an input that each expert gets, in few bits: see ``no_counts``.
+        layers: which of the experts are of a layer.
         cell: of the lines about all layers.
         top_ks: experts that a token chooses, by layer.
     """
 
     names: list[str]
     tokens: Integers
-    by_layer: Mapping[str, Integers]
+    counts: Counts
+    layers: Mapping[str, slice]
     cell: Cell
     top_ks: Mapping[str, int]
 
     @classmethod
     def of_cells(cls, cells: Sequence[StoredCell]) -> "Uses":
-        """Return those of a model's sums, of which each cell is a layer of the same inputs."""
-        by_layer: dict[str, Integers] = {}
+        """Return those of a model's sums, of which each cell is a layer of the same inputs.
+
+        Raises:
+            DamagedSumsError: an expert has more tokens than any input.
+        """
+        names = cells[0].names()
+        order = in_order(names)
+        tokens = np.concatenate([columns["covered_tokens"] for _, columns in cells[0].blocks()])
+        tokens = tokens[order].astype(np.int64)
+        widths = {
+            stored.cell.layer: next(columns for _, columns in stored.blocks())["covered_uses"].shape[1]
+            for stored in cells
+        }
+        layers = slices_of(widths)
+        counts = no_counts(tokens, widths)
         for stored in cells:
-            names, columns = stored.load_all()
-            by_layer[stored.cell.layer] = columns["covered_uses"].astype(np.int32)
+            # Inputs may have come in another order in each cell.
+            row = np.argsort(in_order(stored.names()))
+            for rows, columns in stored.blocks():
+                uses = columns["covered_uses"]
+                if uses.max(initial=0) > np.iinfo(counts.dtype).max or uses.min(initial=0) < 0:
+                    raise DamagedSumsError(
+                        f"An expert of {stored.cell.layer} has more tokens than any input; run the probe again with "
+                        f"{option('overwrite')}."
+                    )
+                counts[row[rows], layers[stored.cell.layer]] = uses
         first = replace(cells[0].cell, layer="")
-        tokens = columns["covered_tokens"].astype(np.int64)
-        return cls(names, tokens, by_layer, first, {stored.cell.layer: stored.cell.top_k for stored in cells})
+        top_ks = {stored.cell.layer: stored.cell.top_k for stored in cells}
+        return cls([names[index] for index in order], tokens, counts, layers, first, top_ks)
 
     @property
-    def of_all_layers(self) -> Integers:
-        """``(n, X)``."""
-        return np.concatenate(list(self.by_layer.values()), axis=1)
+    def by_layer(self) -> Iterator[tuple[str, Counts]]:
+        """Yield each layer and its part of the counts ``(n, E)``."""
+        for layer, part in self.layers.items():
+            yield layer, self.counts[:, part]
 
     @property
     def num_tokens(self) -> int:
@@ -71,35 +103,51 @@ class Uses:
         if unit_of is None:
             return self
         units, row = np.unique([unit_of[name] for name in self.names], return_inverse=True)
-
-        def totals(values: Integers) -> Integers:
-            sums = np.zeros((len(units), *values.shape[1:]), np.int64)
-            np.add.at(sums, row, values)
-            return sums
-
-        by_layer = {name: totals(values) for name, values in self.by_layer.items()}
-        return replace(self, names=units.tolist(), tokens=totals(self.tokens), by_layer=by_layer)
+        tokens = np.zeros(len(units), np.int64)
+        np.add.at(tokens, row, self.tokens)
+        counts = no_counts(tokens, {name: values.shape[1] for name, values in self.by_layer})
+        order = np.argsort(row, kind="stable")
+        starts = np.searchsorted(row[order], np.arange(len(units)))
+        for part in self.layers.values():
+            counts[:, part] = np.add.reduceat(self.counts[order, part], starts, axis=0, dtype=np.int64)
+        return replace(self, names=units.tolist(), tokens=tokens, counts=counts)
 
     def subset(self, need: int) -> list[int]:
         """Return a small subset of the inputs in which each expert has enough tokens that has them in all."""
-        return greedy_subset(self.of_all_layers, self.tokens, need)
+        return greedy_subset(self.counts, self.tokens, need)
 
     def even_router(self, need: int) -> EvenRouter:
         """Return an even router of the same layers."""
-        shapes = tuple((values.shape[1], self.top_ks[name]) for name, values in self.by_layer.items())
+        shapes = tuple((values.shape[1], self.top_ks[name]) for name, values in self.by_layer)
         return EvenRouter(shapes, need)
 
     def lacking(self, need: int) -> str:
         """Return the experts that have fewest of too few tokens, and how many they have; empty where all have."""
         lacking = sorted(
             (int(total), f"{layer}: {expert} ({total:,})")
-            for layer, of_layer in self.by_layer.items()
+            for layer, of_layer in self.by_layer
             for expert, total in enumerate(of_layer.sum(0).tolist())
             if total < need
         )
         num_unlisted = len(lacking) - _LISTED
         listed = [text for _, text in lacking[:_LISTED]]
         return ", ".join([*listed, *([f"and {num_unlisted:,} more experts"] if num_unlisted > 0 else [])])
+
+
+def slices_of(widths: Mapping[str, int]) -> dict[str, slice]:
+    """Return which columns of ``Uses.counts`` are of each layer, by the number of its experts."""
+    ends = np.cumsum(list(widths.values())).tolist()
+    return {layer: slice(end - width, end) for (layer, width), end in zip(widths.items(), ends, strict=True)}
+
+
+def no_counts(tokens: Integers, widths: Mapping[str, int]) -> Counts:
+    """Return zeros ``(n, X)`` that can become the counts of inputs with so many ``tokens`` ``(n,)``.
+
+    An expert gets a token at most once, so the longest input says how many bits are enough. Counts are most of the
+    memory: inputs times experts.
+    """
+    kind = np.min_scalar_type(int(tokens.max(initial=0)))
+    return np.zeros((len(tokens), sum(widths.values())), kind)
 
 
 def lines_of(
@@ -116,7 +164,7 @@ def lines_of(
         info: what all lines share.
     """
     units = uses.by_unit(info.unit_of)
-    every, total = units.of_all_layers, uses.num_tokens
+    every, total = units.counts, uses.num_tokens
 
     def line(
         metric: Metric,

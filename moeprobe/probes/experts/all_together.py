@@ -15,6 +15,7 @@ from scipy import special
 
 from moeprobe.metrics.analyses.experts import (
     BANNED,
+    MEASURED_EXPERTS,
     MISSED_RATE,
     PRICE_AMONG,
     PRICES_DIFFER,
@@ -92,6 +93,13 @@ def _line(row: Row, metric: str, value: float, experts: int) -> Row:
     return row | WITHOUT_INTERVAL | empty | {"metric": metric, "value": value, "trials": experts}
 
 
+def noun_of(table: pd.DataFrame, checkpoint: Any, layer: Any = None) -> str:
+    """Return what sentences call the banned experts of a layer, or of all: not all experts may be measured."""
+    rows = table[(table["metric"] == MEASURED_EXPERTS.name) & (table["checkpoint"] == checkpoint)]
+    rows = rows if layer is None else rows[rows["layer"] == layer]
+    return "experts" if rows.empty else "measured experts"
+
+
 def sentences(table: pd.DataFrame) -> list[str]:
     """Return for each checkpoint whether the prices of its experts differ, and how many experts are missed."""
     lines = []
@@ -100,12 +108,13 @@ def sentences(table: pd.DataFrame) -> list[str]:
         together = rows[rows["layer"] == _ALL]
         row = (together if len(together) else rows).iloc[0].to_dict()
         rates = table[(table["metric"] == MISSED_RATE.name) & (table["checkpoint"] == checkpoint)]["value"]
-        lines.append(f"{checkpoint}: {_differ(row)}; {_count_missed(rates.astype(float))}.")
+        words = _differ(row, noun_of(table, checkpoint))
+        lines.append(f"{checkpoint}: {words}; {_count_missed(rates.astype(float))}.")
     return lines
 
 
-def _differ(row: Mapping[Any, Any]) -> str:
-    experts = f"{int(row['trials']):,} experts{'' if row['layer'] == _ALL else ' of ' + str(row['layer'])}"
+def _differ(row: Mapping[Any, Any], noun: str) -> str:
+    experts = f"{int(row['trials']):,} {noun}{'' if row['layer'] == _ALL else ' of ' + str(row['layer'])}"
     p = f"p = {number(row['value'])}"
     if row["value"] > RATE:
         return f"the prices of {experts} show no significant difference ({p}, all at once)"

@@ -229,10 +229,11 @@ def sentences(table: pd.DataFrame) -> list[str]:
     lines = [*_on_samples(table), *all_together.sentences(table)]
     for (checkpoint, layer), band in _named_layers(table[table["metric"] == PRICE_BAND.name]):
         rows = bounds[(bounds["checkpoint"] == checkpoint) & (bounds["layer"] == layer)]
+        noun = all_together.noun_of(table, checkpoint, layer)
         if len(rows):
-            words = _cheapest(rows) if limits.empty else _removable(rows, float(limits.iloc[0]))
+            words = _cheapest(rows, noun) if limits.empty else _removable(rows, float(limits.iloc[0]), noun)
             lines.append(f"{checkpoint}, {layer}: {words}")
-        if words := _not_judged(band, table):
+        if words := _not_judged(band, table, noun):
             lines.append(f"{checkpoint}, {layer}: {words}")
     for (checkpoint, layer), rows in _named_layers(nearest_pairs(table)):
         nearest = rows.iloc[0]
@@ -253,8 +254,8 @@ def _on_samples(table: pd.DataFrame) -> list[str]:
         number, total = int(rows["value"].sum()), int(rows["trials"].astype(float).sum())
         units = modality_of(table["tokens"], data=rows["dataset"].iloc[0])
         lines.append(
-            f"{checkpoint}: {number:,} of {total:,} experts are measured one by one ({_span(rows['value'])} of each "
-            f"layer, drawn from equal parts of them by load); their intervals are over {units.plural}, and say nothing "
+            f"{checkpoint}: {number:,} of {total:,} experts are measured one by one, {_span(rows['value'])} of each "
+            f"layer, each drawn from experts of similar load. Their intervals are over {units.plural}, and say nothing "
             "of the other experts."
         )
         is_mean = (table["metric"] == intervention_metric("price", BANNED).name) & table["expert"].isna()
@@ -262,14 +263,14 @@ def _on_samples(table: pd.DataFrame) -> list[str]:
         if len(means):
             spread = ends_of(means, lambda row: row["layer"])
             lines.append(
-                f"{checkpoint}: without one expert of all, drawn for each {units.name}, the loss rises by {spread} "
-                "nats."
+                f"{checkpoint}: without one expert, drawn from all of the layer for each {units.name}, the loss rises "
+                f"by {spread} nats."
             )
     return lines
 
 
-def _cheapest(rows: pd.DataFrame) -> str:
-    """Return which experts of a layer are missed least."""
+def _cheapest(rows: pd.DataFrame, noun: str) -> str:
+    """Return which experts of a layer are missed least; ``noun``: experts, or measured experts."""
     untouched = [row for row in rows.itertuples() if row.highest == 0]
     priced = [row for row in rows.itertuples() if row.highest != 0][:_NAMED]
     sentences = []
@@ -281,12 +282,12 @@ def _cheapest(rows: pd.DataFrame) -> str:
         remaining = "".join(f", {expert} by {highest}" for expert, highest in next_ones)
         sentences.append(
             f"without expert {first[0]} the loss rises by at most {first[1]} nats{remaining} (upper ends for all "
-            "experts at once)"
+            f"{noun} at once)"
         )
     return "; ".join(sentences) + "."
 
 
-def _not_judged(band: pd.DataFrame, table: pd.DataFrame) -> str:
+def _not_judged(band: pd.DataFrame, table: pd.DataFrame, noun: str) -> str:
     """Return how many experts of a layer have no interval since few inputs carry their price; nothing of none."""
     rows = band[band["flag"] == FEW_CARRIERS] if "flag" in band else band[:0]
     if rows.empty:
@@ -299,7 +300,7 @@ def _not_judged(band: pd.DataFrame, table: pd.DataFrame) -> str:
     shares = 100 * of_these["value"].astype(float)
     limit = float(of_these["severity"].iloc[0])
     return (
-        f"{len(rows)} of {len(band)} experts are not judged, since few {units} carry the price of their ban "
+        f"{len(rows)} of {len(band)} {noun} are not judged, since few {units} carry the price of their ban "
         f"({_span(rows['carriers'].astype(int))} of {int(rows['images'].max()):,}; 10 make an interval). "
         f"Their bans change {_span(shares.round(1))} % of the {units} by more than {limit:g} nats. "
         f"By a rough estimate, {_span(map(_round_to_two_digits, needed))} {units} would be enough."
@@ -323,17 +324,17 @@ def _bound(highest: float) -> str:
     return f"{_FINEST if 0 < highest < _FINEST else highest:.2g}"
 
 
-def _removable(rows: pd.DataFrame, loss: float) -> str:
+def _removable(rows: pd.DataFrame, loss: float, noun: str) -> str:
     """Return which experts of a layer may go at a lower loss."""
     removable = sorted(int(float(expert)) for expert in rows.loc[rows["highest"] < loss, "expert"])
     if not removable:
         least = rows.iloc[0]
         return (
-            f"no expert may go at a loss below {loss:g} nats; the lowest upper end is {least['highest']:.2g}, "
-            f"of expert {int(float(least['expert']))}."
+            f"none of the {len(rows)} {noun} may go at a loss below {loss:g} nats; the lowest upper end is "
+            f"{least['highest']:.2g}, of expert {int(float(least['expert']))}."
         )
     return (
-        f"{len(removable)} of {len(rows)} experts may go, each alone, at a loss below {loss:g} nats "
+        f"{len(removable)} of {len(rows)} {noun} may go, each alone, at a loss below {loss:g} nats "
         f"(95 % for all at once): {_ranges(removable)}."
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from moeprobe.declarations import Arg, Headline, Panel, Probe
+from moeprobe.declarations import Arg, AuditEntry, Headline, Panel, Probe, Property
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result  # noqa: F401  # named in the class
@@ -40,6 +40,27 @@ class Regret(Probe["Result"]):
     panel = Panel.STRESS
     joinable = False
     leaves_out = False
+    audit = AuditEntry(
+        order=14,
+        properties=(
+            Property(
+                "regret",
+                "Choices better than random",
+                (
+                    Headline("choice_rank_kappa", "option"),
+                    Headline("choice_right", noun="share of tokens without a better choice"),
+                ),
+                "right",
+                advice={"no": "Compare experts at equal weights, too (--weights equal), on more inputs."},
+            ),
+        ),
+        # Many inputs with few choices each, since a token's choices are no sample.
+        images={"patches": 2, "tried": 4},
+        texts={"patches": 2, "tried": 4},
+        most_images=100,
+        figures=("regret",),
+        statistics=2,
+    )
 
     tried: Annotated[
         int,

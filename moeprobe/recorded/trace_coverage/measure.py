@@ -14,7 +14,16 @@ from moeprobe.errors import FinishedError
 from moeprobe.inputs.modality import REQUEST, TEXT
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.expert_coverage import ExpertCoverage, ExpertTokens
-from moeprobe.probes.coverage.uses import Uses, check_chooses, check_subset_file, lines_of, write_subsets
+from moeprobe.probes.coverage.collect import Counts
+from moeprobe.probes.coverage.uses import (
+    Uses,
+    check_chooses,
+    check_subset_file,
+    lines_of,
+    no_counts,
+    slices_of,
+    write_subsets,
+)
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.recorded.engine.sequences import RECORDED, tokens_of
 from moeprobe.recorded.engine.work import RecordingWork
@@ -23,7 +32,7 @@ from moeprobe.recordings.pairs import check_tokens, clusters_of, common_layers, 
 from moeprobe.recordings.reading import TraceFile
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
-from moeprobe.results.stored import SumsStore, concat, of_table
+from moeprobe.results.stored import SumsStore, concat, concat_parts, of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table, with_rows
 from moeprobe.runtime.progress import Progress
@@ -134,10 +143,12 @@ class Accumulation(RecordingWork[TraceCoverage]):
         # Random orders belong to the names, whatever their order in the file.
         names = sorted({clusters.get(name, name) for name in trace.ids})
         row_of = {name: index for index, name in enumerate(names)}
-        tokens = np.zeros(len(names), np.int64)
-        by_layer = {
-            name: np.zeros((len(names), trace.layers[name].num_experts), np.int64) for name in self.layers
-        }
+        row_of_id = np.array([row_of[clusters.get(name, name)] for name in trace.ids])
+        tokens, num_tokens = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+        of_layers = [trace.num_tokens(name, trace.ids) for name in self.layers]
+        np.add.at(num_tokens, row_of_id, np.max(of_layers, axis=0))
+        widths = {name: trace.layers[name].num_experts for name in self.layers}
+        counts, layers = no_counts(num_tokens, widths), slices_of(widths)
         longest = max(
             int(trace.num_tokens(name, trace.ids).max(initial=1)) * trace.layers[name].top_k
             for name in self.layers
@@ -145,28 +156,33 @@ class Accumulation(RecordingWork[TraceCoverage]):
         size = max(_CHOICES // max(longest, 1), 1)
         for start in range(0, len(trace.ids), size):
             part = trace.ids[start : start + size]
-            rows = np.array([row_of[clusters.get(name, name)] for name in part])
-            for name in self.layers:
+            # Several choices of one request are in one row.
+            rows, row = np.unique(row_of_id[start : start + size], return_inverse=True)
+            for name, width in widths.items():
                 experts, present = tokens_of(trace.read(name, part))
-                shape = by_layer[name].shape
-                codes = (rows[:, None, None] * shape[1] + experts)[present[..., None] & (experts >= 0)]
-                by_layer[name] += np.bincount(codes, minlength=by_layer[name].size).reshape(shape)
+                codes = (row[:, None, None] * width + experts)[present[..., None] & (experts >= 0)]
+                of_part = np.bincount(codes, minlength=len(rows) * width).reshape(-1, width)
+                counts[rows, layers[name]] += of_part.astype(counts.dtype)
             # Layers have the same tokens.
-            np.add.at(tokens, rows, present.sum(1))
+            np.add.at(tokens, rows[row], present.sum(1))
             progress.advance(len(part))
         top_ks = {name: trace.layers[name].top_k for name in self.layers}
-        return Uses(names, tokens, by_layer, self._cell(self.layers[0], name=""), top_ks)
+        return Uses(names, tokens, counts, layers, self._cell(self.layers[0], name=""), top_ks)
 
     def _sums(self, name: str, uses: Uses) -> SumsStore:
         """Return the sums per request of a recording."""
-        accumulator = Accumulator()
         label = {"label": np.full(len(uses.names), -1)}
         tokens = torch.from_numpy(uses.tokens)
-        for layer, of_layer in uses.by_layer.items():
-            sums = ExpertCoverage().sums(ExpertTokens(tokens, torch.from_numpy(of_layer)))
+
+        def of_layer(layer: str, counts: Counts) -> SumsStore:
+            accumulator = Accumulator()
+            sums = ExpertCoverage().sums(ExpertTokens(tokens, torch.from_numpy(counts.astype(np.int64))))
             columns = {column: values.numpy() for column, values in sums.items()}
             accumulator.add(self._cell(layer, name=layer), uses.names, label | columns)
-        return of_table(image_table(accumulator, checkpoint=name))
+            return of_table(image_table(accumulator, checkpoint=name))
+
+        parts = (of_layer(layer, counts) for layer, counts in uses.by_layer)
+        return concat_parts(parts, in_files=uses.counts.size > _CHOICES)
 
     def _cell(self, layer: str, *, name: str) -> Cell:
         """Return a cell that is called by a layer, or by none, and has the router of this one."""
