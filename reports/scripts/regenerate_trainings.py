@@ -8,8 +8,10 @@ layers of one view and severity are a family. Writes ``reports/trainings/REPORT.
 claims follow from are too large for git.
 
 Two reports are of sweeps, whose models are not committed: ``thesis`` and ``combine``. Their sums per image come from
-the archive (``make fetch-archive``). Without it, train again (two hours of one core, and one) into an empty folder,
-``moeprobe tradeoff thesis-digits --out FOLDER/thesis-digits``, and name it: ``--sweeps FOLDER``.
+the archive (``make fetch-archive``). To train instead, give ``moeprobe tradeoff SWEEP --out FOLDER/SWEEP`` and name the
+folder: ``--sweeps FOLDER``. One core trains ``thesis-digits`` in two hours, ``combine-digits`` in one, and
+``manual-digits`` in minutes. With other code or another processor, these models end with other bits than the
+committed ones.
 """
 
 import argparse
