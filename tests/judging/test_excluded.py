@@ -63,12 +63,14 @@ def test_verdicts_say_in_numbers_what_their_sentence_says() -> None:
     ]
     table = frame(rows, judged=True)
     (plain,) = differences.sentences(table).to_dict("records")
-    assert plain["equivalent"] is None and plain["excluded_loss"] == pytest.approx(0.07)
+    assert plain["equivalent"] is plain["images_to_equivalence"] is None
+    assert plain["excluded_loss"] == pytest.approx(0.07)
     assert "excludes a loss above 0.070; 360 images detect 0.090; about" in plain["sentence"]
     for within, equivalent in ((0.08, False), (0.1, True)):
         (said,) = differences.sentences(table, equivalent_within=within).to_dict("records")
         assert said["equivalent"] is equivalent
         assert ("Equivalent within" in said["sentence"]) is equivalent
+        assert said["images_to_equivalence"] == images_to_equivalence(rows, within) is not None
 
 
 def experiment(

@@ -115,6 +115,32 @@ def test_three_models_in_words() -> None:
     assert beside == f"Beside it in blocks.1: {'; '.join(parts)}."
 
 
+def test_what_is_open_or_of_one_choice_in_words() -> None:
+    """Only first choices were measured, and the interval of their difference reaches below 0."""
+    run = measured(["a", "b"], ["blocks.1"])
+    assert run.table is not None and run.comparison is not None
+    first_choice = run.table[run.table["metric"].str.startswith("top1")]
+    judged = run.comparison[run.comparison["metric"].str.startswith("top1")]
+    judged = judged.assign(sim_low=-0.01, verdict="no significant difference", judgement="")
+    # A mean over layers is no layer.
+    mean = first_choice.assign(layer="all", value=0.0)
+    run = RunTables(sidecar=run.sidecar, table=pd.concat([first_choice, mean]), comparison=judged)
+    assert told(run) == [
+        "In blocks.1, the first MoE layer (360 images, 5,530 trials), b (0.550 [0.530, 0.570]) and a (0.450 [0.430, "
+        "0.470]) show no significant difference in κ (+0.100 [-0.010, +0.130]), which excludes a loss above 0.010.",
+        "",
+    ]
+    alone = RunTables(
+        sidecar=run.sidecar, table=first_choice[first_choice["checkpoint"] == "a"], comparison=None
+    )
+    assert (
+        told(alone)[0]
+        == f"{IN_FIRST}: a 0.450 [0.430, 0.470] (raw 0.600 [0.580, 0.620], by chance 0.250 [0.230, 0.270])."
+    )
+    (bare,) = collect_headlines(alone, (headlines.Headline("top1_match_kappa", "pooled", noun="κ"),))
+    assert sentences_of(alone, bare) == [f"{IN_FIRST}: a 0.450 [0.430, 0.470]."]
+
+
 def collapsed(run: RunTables) -> RunTables:
     """The same run, in which b sends all tokens to one expert."""
     table, comparison = run.table, run.comparison

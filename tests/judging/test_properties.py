@@ -144,6 +144,22 @@ def test_variants_are_safe_in_every_layer_or_not(
     assert found["advice"] == declared("precision")[0].advice.get(grade, "")
 
 
+def test_the_best_band_of_variants_is_the_lowest_where_that_is_good() -> None:
+    rows = [
+        row(
+            "a",
+            ("blocks.1", "patch", "flip_rate", ""),
+            (value, value - 0.001, value + 0.001),
+            view=f"{part} int8",
+        )
+        for part, value in (("router", 0.5), ("experts", 0.05))
+    ]
+    item = Property("low", "Low", (Headline("flip_rate"),), "price", rule=Rule.VARIANTS)
+    run = RunTables(sidecar=Sidecar({}), table=frame(rows), comparison=None)
+    (found,) = judged(run, [item], "a")
+    assert (found["verdict"], found["grade"]) == ("negligible: int8 none", "poor")
+
+
 HIGHEST = Property(
     "named", "Named", (Headline("accuracy", noun="right"), Headline("prediction_agreement", noun="kept")), "load",
     rule=Rule.HIGHEST, advice={"right": "because"},

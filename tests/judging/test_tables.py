@@ -100,7 +100,10 @@ def test_the_verdict_comes_first_and_what_it_rests_on_last() -> None:
 
 def test_a_comparison_opens_with_a_line_per_metric() -> None:
     lines = {name: judged_tables.overview(frame(rows, judged=True)) for name, rows in COMPARED.items()}
-    assert lines["metrics"].caption == "Verdicts: b against a"
+    assert lines["metrics"].caption == "Verdicts: b against a" and lines["metrics"].place == 0
+    assert [*lines["metrics"].columns] == ["metric", "verdict", "difference [simultaneous 95 %]"]
+    assert [*lines["pairs"].columns] == ["metric", "compared", "verdict", "difference [simultaneous 95 %]"]
+    assert (lines["metrics"].keys, lines["pairs"].keys) == (1, 2)
     assert [[cell.line for cell in line] for line in lines["metrics"].rows] == [
         ["κ of top-1 match", "better (1 of 2), no significant difference (1 of 2), excludes a loss above 0.000",
          "+0.100 [+0.020, +0.180]"],
@@ -113,6 +116,43 @@ def test_a_comparison_opens_with_a_line_per_metric() -> None:
     assert [line[1].text for line in lines["pairs"].rows] == ["b − a", "c − a"]
     assert lines["pairs"].place == 1 and lines["pairs"].caption == "Verdicts"
     assert [cell.line for cell in lines["collapsed"].rows[0]][1:] == ["collapsed", "–"]
+    # What lines are sorted by: a difference that does not exist is none.
+    assert [lines[name].rows[0][-1].key for name in ("metrics", "collapsed")] == [0.1, None]
+
+
+def test_claims_about_trainings_stand_before_pairs_without_one() -> None:
+    """A metric that trainings claim has a line of its own; the pairs have that of the others."""
+    pairs = [
+        judged(("blocks.1", "patch", metric, null), checkpoint=f"b{seed}", reference=f"a{seed}")
+        for metric, null in (("top1_match_kappa", "pooled"), ("top1_match", ""))
+        for seed in range(3)
+    ]
+    table = frame(pairs, judged=True)
+    claim = judged(kappa(), 0.05, sim_low=0.01, sim_high=0.09) | {"trainings": 3}
+    claims = pd.DataFrame([claim])
+    lines = judged_tables.overview(table, trainings=claims).rows
+    assert [[cell.line for cell in line[:3]] for line in lines] == [
+        ["κ of top-1 match", "b − a (3 pairs of trainings)", "better"],
+        *(["Top-1 match", f"b{seed} − a{seed}", "better"] for seed in range(3)),
+    ]
+    assert lines[0][3].line == "+0.050 [+0.010, +0.090]"
+    alone = judged_tables.overview(table[table["metric"] == "top1_match_kappa"], trainings=claims)
+    assert len(alone.rows) == 1 and alone.caption == "Verdicts: b against a (3 pairs of trainings)"
+
+
+def test_where_no_ordinary_token_is_compared_the_others_are_read() -> None:
+    rows = [judged(("blocks.1", "prefix", metric, "")) for metric in ("top1_match", "match_by_input")]
+    read = judged_tables.read_first(frame(rows, judged=True), None)
+    assert read["metric"].tolist() == ["top1_match", "match_by_input"]
+    # Among ordinary tokens, those that are read first come in their order, and one that is asked for last.
+    rows = [
+        judged(("blocks.1", "patch", *which))
+        for which in (("match_by_input", ""), ("top1_match", ""), kappa()[2:])
+    ]
+    table = frame([*rows, judged(("blocks.1", "prefix", "top1_match", ""))], judged=True)
+    assert judged_tables.read_first(table, None)["metric"].tolist() == ["top1_match_kappa", "top1_match"]
+    with_extra = judged_tables.read_first(table, "match_by_input")["metric"].tolist()
+    assert with_extra == ["top1_match_kappa", "top1_match", "match_by_input"]
 
 
 def test_the_opening_table_is_short_and_has_no_interval_that_one_lacks() -> None:

@@ -47,6 +47,18 @@ def test_three_pairs_of_seeds_make_a_claim() -> None:
     assert not trainings.groups_of_pairs([(name, "a0") for name, _ in PAIRS], GROUPS)
 
 
+def test_pairs_by_hand_are_called_by_their_groups_or_names() -> None:
+    assert trainings.group_of_hand_pairs(PAIRS, GROUPS) == {("b", "a"): PAIRS}
+    assert trainings.group_of_hand_pairs(PAIRS, {}) == {("b0, b1, b2", "a0, a1, a2"): PAIRS}
+    four = [*PAIRS, ("x", "y")]
+    assert trainings.group_of_hand_pairs(four, GROUPS) == {("b0 and 3 more", "a0 and 3 more"): four}
+    # One group on both sides has no name for either.
+    assert list(trainings.group_of_hand_pairs(PAIRS, dict.fromkeys(GROUPS, "a"))) == [
+        ("b0, b1, b2", "a0, a1, a2")
+    ]
+    assert not trainings.group_of_hand_pairs(PAIRS[:2], GROUPS)
+
+
 def test_the_claim_is_that_of_every_answer() -> None:
     """An accuracy is a mean, so the difference of an image is that of its two answers."""
     levels = {"a0": 0.6, "a1": 0.62, "a2": 0.58, "b0": 0.85, "b1": 0.9, "b2": 0.88}

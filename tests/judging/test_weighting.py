@@ -82,3 +82,7 @@ def test_a_sentence_says_where_long_texts_rule() -> None:
     )
     assert tables.sentences(sentences(judged), judged)[-1] == line
     assert weighting.sentences(comparison((0.5, 0.5), (0.9, 0.9))) == []
+    # In the order of the pairs.
+    first = judged.assign(checkpoint="model2")
+    lines = weighting.sentences(pd.concat([first, judged], ignore_index=True))
+    assert [text.split()[0] for text in lines] == ["model2", "model1"]

@@ -88,7 +88,8 @@ def test_numbers_are_those_of_a_loop_over_bins_and_images(together: float) -> No
     statistic = CalibrationError(binned(predicted, flips))
     assert float(raw_error(statistic.binned.totals())) == pytest.approx(raw)
     assert linear(statistic, 40).point == pytest.approx(value)
-    assert linear(CalibrationFloor(statistic.binned), 40).point == pytest.approx(floor)
+    of_noise = linear(CalibrationFloor(statistic.binned), 40)
+    assert of_noise.point == pytest.approx(floor) and of_noise.interval().flag == "level"
 
 
 @pytest.mark.parametrize("together", [0.0, 0.3])

@@ -16,6 +16,7 @@ from moeprobe.metrics.stats.carriers import MIN_CARRIERS, Tail, inputs_needed
 from moeprobe.metrics.stats.families import difference, judge
 from moeprobe.metrics.stats.linearized import linearize, linearize_all, multiply_influences
 from moeprobe.metrics.stats.statistic import Array, MeanLoss, PartOf, Ratio
+from moeprobe.metrics.stats.units import Units
 from tests.metrics.stats.test_coverage import PAGE, error
 
 CALM, HEAVY = (WORLDS[f"half on {few} of 360 images"] for few in ("35 to 50", "3 to 7"))
@@ -96,6 +97,14 @@ def test_many_images_are_counted_block_by_block() -> None:
         assert (pooled.contributions is not None) is keep
         if pooled.contributions is not None:
             np.testing.assert_allclose(pooled.contributions, columns["heavy"] / 400)
+    # Of units, whose two images may lie in two blocks, each counts once.
+    units = Units(np.arange(400) // 2, 200)
+    numbers, _ = linearize(blocks, 400, estimators, units=units)
+    pooled = numbers[NumberName("loss", "", None)]
+    of_units = columns["heavy"].reshape(200, 2).sum(1)
+    assert pooled.contributions is not None and pooled.images == 200
+    np.testing.assert_allclose(pooled.contributions, of_units / 400)
+    assert pooled.carriers == by_hand(of_units)
 
 
 @pytest.mark.parametrize("way", [resampled, linear])

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from moeprobe.metrics.stats.planning import detectable, images_needed, pairs_to_detect, upper_limits
+from moeprobe.metrics.stats.planning import (
+    detectable,
+    images_needed,
+    images_with_pairs,
+    pairs_to_detect,
+    upper_limits,
+)
 from moeprobe.metrics.stats.proportions import critical
 from moeprobe.metrics.stats.two_way import TwoWay
 
@@ -80,6 +86,30 @@ def test_more_pairs_and_more_images_never_show_less() -> None:
         assert table[0, number] <= alone * (1 + 1e-9)
         assert images > 400 or table[0, number] == pytest.approx(alone)
     assert table[0, 3] < 0.97 * alone
+
+
+def test_the_least_number_that_shows_a_difference() -> None:
+    """One less does not; nor does any number show what trainings, or images, alone hide."""
+    estimate, asked = TwoWay(0.0, 0.0, 2.0, **SPREADS), {"confidence": 0.9, "power": 0.7}
+    pairs = pairs_to_detect(estimate, 2000, 0.02, **asked)
+    images = images_with_pairs(estimate, 6, 0.025, **asked)
+    assert pairs is not None and images is not None and 2 < pairs < images
+    for number, limit in ((pairs, 0.02), (pairs - 1, 0.02)):
+        assert (detectable(estimate, number, 2000, **asked) <= limit) == (number == pairs)
+    for number in (images, images - 1):
+        assert (detectable(estimate, 6, number, **asked) <= 0.025) == (number == images)
+    assert (
+        pairs_to_detect(estimate, 50, 1e-4, **asked) is images_with_pairs(estimate, 3, 1e-3, **asked) is None
+    )
+
+
+def test_upper_limits_of_each_spread() -> None:
+    """Trainings have few degrees of freedom; an image's part of one pair has those of images."""
+    estimate = TwoWay(0.0, 0.0, 2.0, **SPREADS)
+    of_pairs, of_images = (np.sqrt(n / stats.chi2.ppf(0.1, n)) for n in (3, 99))
+    limits = upper_limits(estimate, 4, 100, assurance=0.9)
+    assert limits.spread == pytest.approx(0.01 * of_pairs)
+    assert (limits.image_spread, limits.residual_spread) == pytest.approx((0.1 * of_images, 0.1 * of_images))
 
 
 @pytest.mark.parametrize(("pairs", "images"), [(3, 100), (3, 800), (6, 200)])

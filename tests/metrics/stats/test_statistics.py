@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from moeprobe.metrics.stats import bootstrap as statistics
-from moeprobe.metrics.stats.alike import Codes
+from moeprobe.metrics.stats.alike import Codes, same
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Estimate, Replicates
 from moeprobe.metrics.stats.chance import levels as chance_levels
 from moeprobe.metrics.stats.chance.levels import Chance, ResampledChance
@@ -176,6 +176,17 @@ def test_counts_beyond_single_precision_are_exact(codes: int) -> None:
     null = chance(made, 4100, position=False)
     assert null.evaluate(weights)[0] == pytest.approx(expected, rel=1e-12)
     assert null.evaluate(weights)[0] != pytest.approx(expected * (1 + 1e-9), rel=1e-12)
+
+
+@pytest.mark.parametrize("strata", [1, 3])
+@pytest.mark.parametrize("level", [0, 1])
+def test_rounding_takes_no_chance_out_of_its_range(level: int, strata: int) -> None:
+    """Each image has a code of its own, or all have one; under weights whose sums are rounded."""
+    image, stratum = np.repeat(np.arange(9), 6), np.tile(np.arange(6) % strata, 9)
+    code = np.zeros_like(image) if level else image
+    found = ResampledChance(image=image, similarity=same(code, code, size=16), stratum=stratum, num_images=9)
+    values = found.evaluate(7 * np.random.default_rng(0).random((9, 200)))
+    assert values == pytest.approx(level, abs=1e-7) and 0 <= values.min() <= values.max() <= 1
 
 
 def test_chance_without_trials_does_not_exist() -> None:

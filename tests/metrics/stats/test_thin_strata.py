@@ -103,6 +103,11 @@ def test_two_strata_of_few_images_are_thin_too() -> None:
     assert level.evaluate(weights)[0] == pytest.approx(expected, abs=1e-12)
 
 
+def test_some_strata_keep_what_holds_of_all() -> None:
+    some = Strata(np.array([3, 0, 2]), size=5, single=True).take(np.array([0, 2]))
+    assert (some.number.tolist(), some.size, some.single) == ([3, 2], 5, True)
+
+
 def test_what_is_thin() -> None:
     many = np.ones(400)
     frequent = np.repeat(np.arange(4), 100)
