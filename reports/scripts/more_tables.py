@@ -162,7 +162,7 @@ def corruption_name(view: str) -> str:
 
 
 def precision(folder: Path, name: str) -> list[str]:
-    """Return which share of tokens chooses another first expert, of one of the tables in a folder."""
+    """Return which share of tokens changes its set of experts, of one of the tables in a folder."""
     return choices(pd.read_csv(folder / f"{name}.csv"))
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.models.nn.quantize import quantize_weight
-from moeprobe.probes.precision import Precision
+from moeprobe.probes.precision import Precision, by_part
 from moeprobe.probes.precision.measure import Rounding
 from moeprobe.routing.parts import PARTS, weights_of
 from tests.adapters import zoo
@@ -155,6 +156,28 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert "There is no format 'int9'" in refused("precision", where, "--formats", "int9")
     assert "once at most" in refused("precision", where, "--formats", "int8,int8")
+
+
+def test_the_set_decides_where_a_token_has_several_experts() -> None:
+    """A first choice that only trades places with the second changes nothing that processes the token."""
+    shared = {
+        "checkpoint": "a",
+        "view": "router int8",
+        "layer": "blocks.1",
+        "tokens": "patch",
+        "null": "",
+        "images": 40,
+    }
+    matches = {"top1_match": 0.9, "top2_match": 0.6, "top2_set_match": 0.7}
+    ends = {"ci_low": 0.5, "ci_high": 0.95}
+    table = pd.DataFrame(
+        [shared | ends | {"metric": name, "value": value} for name, value in matches.items()]
+    )
+    [said] = Precision.conclusions(table)
+    assert "router 30.00 %" in said
+    assert by_part(table)["value"].tolist() == pytest.approx([0.3])
+    alone = table[table["metric"] == "top1_match"]
+    assert by_part(alone)["value"].tolist() == pytest.approx([0.1])
 
 
 @pytest.mark.parametrize("fields", [{"parts": []}, {"formats": []}, {"parts": ["router", "router"]}])

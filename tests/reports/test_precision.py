@@ -29,7 +29,7 @@ def test_the_tables_are_those_of_the_numbers() -> None:
 def test_the_numbers_are_those_of_the_probe() -> None:
     result = regenerate_precision.digits(limit=24, checkpoints=["digits-prc-k2-seed0"])
     kept = regenerate_precision.numbers(result).set_index(["part", "format", "layer", "metric"])["value"]
-    match = result.table[(result.table["metric"] == "top1_match") & (result.table["tokens"] == "patch")]
+    match = result.table[(result.table["metric"] == "top2_set_match") & (result.table["tokens"] == "patch")]
     for row in match.to_dict("records"):
         part, form = row["view"].split(" ")
         assert kept[part, form, row["layer"], "chooses_otherwise"] == pytest.approx(1 - row["value"])

@@ -130,7 +130,7 @@ class Precision(Probe["Result"]):
 
 
 def by_part(table: "DataFrame") -> "DataFrame":
-    """Return the rows about tokens that change experts, with ``part`` and ``format``."""
+    """Return the share of tokens that change experts (for k > 1, their set), with ``part`` and ``format``."""
     from moeprobe.results.layouts.by_view import flips
 
     rows = flips(table)

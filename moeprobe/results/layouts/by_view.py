@@ -25,18 +25,18 @@ _OUTPUT_OF_CORRUPTIONS = ("accuracy", "prediction_agreement", "corruption_error"
 
 
 def flips(table: pd.DataFrame, match: str = "") -> pd.DataFrame:
-    """Return the shares of ordinary tokens that change experts: 1 minus a match, by default the leading one."""
+    """Return the shares of ordinary tokens that change experts: 1 minus a match, by default the deciding one."""
     rows = table[table["tokens"].isin(ORDINARY) & table["layer"].ne("")]
     if rows.empty:
         return rows
-    rows = rows[rows["metric"] == (match or agreement_of(rows))]
+    rows = rows[rows["metric"] == (match or deciding_match(rows))]
     low, high = 1 - rows["ci_high"], 1 - rows["ci_low"]
     return rows.assign(value=1 - rows["value"], ci_low=low, ci_high=high)
 
 
 def by_view_table(table: pd.DataFrame, *, caption: str) -> Table:
     """Return the table: shares of tokens that change experts, κ of the first layer, then the output."""
-    rows = flips(table)
+    rows = flips(table, agreement_of(table))
     layers = list(dict.fromkeys(rows["layer"]))
     selected = first_and_last(layers)
     kappas = table[table["tokens"].isin(ORDINARY) & table["null"].eq("pooled")]
