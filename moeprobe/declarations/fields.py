@@ -89,14 +89,22 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, Sequence) else str(value)
 
 
-def fields_of(kind: type) -> dict[str, Any]:
+def fields_of(kind: type) -> Mapping[str, Any]:
     """Return the fields of a question, or of ``Options``, in their order: name -> annotation without its ``Arg``."""
-    return {name: hint.__origin__ if _args(hint) else hint for name, hint in _hints(kind).items()}
+    return _annotations(kind)
 
 
 def arg_of(kind: type, name: str) -> Arg:
     """Return how a field is typed on the command line; one that is not declared has no sentence."""
     return next(iter(_args(_hints(kind)[name])), Arg(""))
+
+
+@functools.cache
+def _annotations(kind: type) -> Mapping[str, Any]:
+    # Once per class: a question looks every one of its fields up here.
+    return MappingProxyType(
+        {name: hint.__origin__ if _args(hint) else hint for name, hint in _hints(kind).items()}
+    )
 
 
 @functools.cache

@@ -32,6 +32,7 @@ from reports.scripts import (
     training_tables,
 )
 from reports.scripts.contrasts import lines as contrast_lines
+from reports.scripts.real import price_tables
 from reports.scripts.real import tables as real_tables
 from reports.scripts.real.texts import tables as texts_tables
 from reports.scripts.regenerate_routers import accuracy_lines, contagion_lines, steadiness_lines
@@ -279,6 +280,9 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "noise that changes sets": real_tables.margins,
     "pictures that were taken as pairs": real_tables.pairs,
     "flips along a video": real_tables.flips,
+    "prices of flips on photographs": price_tables.flips,
+    "interventions on experts on photographs": price_tables.experts,
+    "likeness of experts on photographs": price_tables.likeness,
     "quality of text encoders": texts_tables.quality,
     "κ on texts": texts_tables.claims,
     "experts by domain": texts_tables.domains,

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from moeprobe.errors import UserError
-from reports.scripts.real import material, tables, weights
+from reports.scripts.real import material, price_tables, prices, tables, weights
 from reports.scripts.real.folders import atomic_folder
+from reports.scripts.real.linear_probe import fit
 from reports.scripts.real.study import neighbors
 
 
@@ -122,6 +123,55 @@ def test_the_nearest_neighbor_is_never_the_image_itself() -> None:
     assert shares == {"nearest_neighbor": pytest.approx(2 / 3), "all": 0.5}
 
 
+@pytest.mark.parametrize(("signal", "seed", "strength"), [(1.0, 0, 1.0), (0.0, 2, 1e-5)])
+def test_the_probe_is_a_logistic_regression_whose_penalty_fits_other_photographs(
+    signal: float, seed: int, strength: float
+) -> None:
+    """At the optimum, weights are C Σ (target − probability) xᵀ: so they say which C was chosen.
+
+    Of classes that overlap it is none of the extremes, and of tokens that say nothing, here, the least.
+    """
+    rng = np.random.default_rng(seed)
+    labels = np.arange(60) % 3
+    tokens = (signal * np.eye(3, 5)[labels] + rng.normal(scale=0.8, size=(60, 5))).astype(np.float32)
+    probe = fit(tokens, labels)
+    with torch.no_grad():
+        missing = np.eye(3)[labels] - probe(torch.from_numpy(tokens)).softmax(-1).numpy()
+        weight = probe.weight.numpy()
+    np.testing.assert_allclose(weight, strength * missing.T @ tokens, atol=0.005 * np.abs(weight).max())
+    # Without a penalty of its own, the bias fits the classes' shares.
+    assert np.abs(missing.mean(0)).max() < 1e-3
+
+
+def test_prices_are_of_kinds_of_tokens_and_of_all_experts_together() -> None:
+    row = {"run": "flips", "tokens": "patch", "metric": "flip_size_view", "expert": None, "value": 1.0}
+    rows = [
+        row,
+        row | {"tokens": "margin 1/10"},
+        row | {"tokens": "foreground"},
+        row | {"metric": "flip_beyond_view"},
+        row | {"tokens": None, "metric": "experts_price_without"},
+        row | {"tokens": None, "metric": "experts_price_without", "expert": 3},
+    ]
+    assert prices.kept(pd.DataFrame(rows)).index.tolist() == [0, 4]
+    assert prices.kept(pd.DataFrame(rows).drop(columns="expert")).index.tolist() == [0, 4, 5]
+
+
+def test_each_expert_has_its_price_and_the_answers_that_it_changes() -> None:
+    cell = {"checkpoint": "a", "train_seed": 0, "layer": "blocks.9", "ci_low": 0.1, "ci_high": 0.3}
+    rows = [
+        cell | {"expert": expert, "metric": f"experts_{number}_without", "value": value, "carriers": 9.0}
+        for expert in (0, 1)
+        for number, value in (("price", 0.2 + expert), ("answer", 0.04))
+    ]
+    rows.append(rows[0] | {"expert": None})
+    rows.append(rows[0] | {"metric": "experts_price_forced"})
+    table = prices.of_experts(pd.DataFrame(rows))
+    numbers = ["expert", "price", "price_low", "price_carriers", "answer", "answer_high"]
+    assert table[numbers].values.tolist() == [[0, 0.2, 0.1, 9, 0.04, 0.3], [1, 1.2, 0.1, 9, 0.04, 0.3]]
+    assert table.columns.size == 11
+
+
 def test_every_claim_of_the_page_has_its_rows() -> None:
     """A cell that the tables lack would leave a line out without a word."""
     folder = Path(__file__).parents[2] / "reports" / "real"
@@ -129,3 +179,13 @@ def test_every_claim_of_the_page_has_its_rows() -> None:
     for run, view, severity, tokens in tables._CLAIMS:
         assert len(tables._cell(trainings, run, view, severity, tokens, tables._KAPPA)) == 2, (run, view)
     assert {"noise", "ground", "crops", "eval"} <= set(pd.unique(trainings["run"]))
+
+
+def test_every_price_of_the_page_has_its_row() -> None:
+    folder = Path(__file__).parents[2] / "reports" / "real"
+    makers = {price_tables.flips: 9, price_tables.experts: 6, price_tables.likeness: 4}
+    for maker, expected in makers.items():
+        lines = maker(folder)
+        assert len(lines) == 2 + expected
+        assert len({line.count("|") for line in lines}) == 1, "a cell too few or too many"
+        assert "nan" not in "".join(lines)

@@ -1,7 +1,6 @@
 """The work of ``margins``: each input clean, under growing noise, and under draws of small noise."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -146,8 +145,11 @@ class MarginsMeasurement(VariantsMeasurement):
         evaluate = Evaluator(
             (SetSurvivalAnalysis(),), aligned=True, seed=info.seed, influences=True, unit_of=info.unit_of
         )
-        curves = itertools.groupby(sorted(survival, key=_curve_of), _curve_of)
-        return [line for _, curve in curves for line in _band(map(evaluate, curve), info)]
+        curves: dict[tuple[str, str, str], list[CellValues]] = {}
+        # In the order of their file, in which neighbors share what is read at once.
+        for cell in survival:
+            curves.setdefault(_curve_of(cell), []).append(evaluate(cell))
+        return [line for curve in sorted(curves) for line in _band(curves[curve], info)]
 
 
 def _open_transfer(probe: Margins, spec: RunSpec) -> Transfer | None:

@@ -123,9 +123,9 @@ def measure(root: Path) -> None:
 
 
 def kept(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that the page is about: κ by what patches show, the match of patches' sets, and accuracy.
+    """Return the rows that the page is about: κ by what patches show, the match of patches' sets, and the output.
 
-    The match itself is of what is compared with something taken, where chance differs.
+    The match itself is of what is compared with something taken, where chance differs; the loss of clean photographs.
     """
     is_kappa = (table["metric"] == "top2_set_match_kappa") & (table["null"] == "pooled")
     is_kappa &= table["tokens"].isin(["patch", "foreground", "background"])
@@ -142,7 +142,8 @@ def kept(table: pd.DataFrame) -> pd.DataFrame:
     # Of the margins, at the weakest noise, where most sets still are what they were.
     is_margin = (table["run"] == "margins") & (table["tokens"] == "patch") & table["metric"].isin(MARGINS)
     is_margin &= table["severity"].isna() | (table["severity"] == WEAKEST)
-    return table[((is_kappa | is_match | (table["metric"] == "accuracy")) & is_asked) | is_margin]
+    is_output = (table["metric"] == "accuracy") | ((table["metric"] == "loss") & (table["run"] == "eval"))
+    return table[((is_kappa | is_match | is_output) & is_asked) | is_margin]
 
 
 def draw(root: Path) -> None:
