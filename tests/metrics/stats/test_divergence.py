@@ -57,6 +57,21 @@ def test_what_float32_rounds_is_no_distance() -> None:
     assert _distance(one, one * (1 + 2**-23)).item() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_a_type_rounds_is_no_distance(dtype: torch.dtype) -> None:
+    step = torch.finfo(dtype).eps * torch.tensor([1.0, -1.0, 0.0], dtype=dtype)
+    one = torch.tensor([0.3, 0.3, 0.4], dtype=dtype)
+    assert jensen_shannon_distance(one, one + step).item() == 0
+    assert jensen_shannon_distance(one, one + 40 * step).item() > 0
+
+
+def test_double_precision_keeps_distances_that_single_rounds() -> None:
+    one = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
+    step = torch.tensor([1e-12, -1e-12, 0.0], dtype=torch.float64)
+    to_first_order = math.sqrt(2 * 1e-24 / (8 * 0.3 * math.log(2)))
+    assert jensen_shannon_distance(one, one + step).item() == pytest.approx(to_first_order, rel=0.01)
+
+
 def test_a_weight_that_the_other_rounds_away_leaves_a_distance() -> None:
     one, two = torch.tensor([[0.9, 0.1]]), torch.tensor([[1.0, 1e-9]])
     assert _distance(one, two).item() == pytest.approx(_distance(one.double(), two.double()).item(), rel=1e-6)
