@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, ForwardRef, Generic, Self, TypeVar, get_args
 
 from moeprobe.declarations.fields import NONE, arg_of, fields_of, flag_of, plain, read_field
@@ -118,6 +119,10 @@ class Question(Kind, Generic[R]):
 
     def check_options(self, options: "Options") -> None:
         """Raise ``UserError`` where common options do not suit, before anything is loaded."""
+
+    def other_files(self) -> list[Path]:
+        """Return the files that a run writes beside its folder."""
+        return []
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed tables of a run."""

@@ -21,6 +21,11 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 FREE_BYTES, _RATIO = 2**28, 200
 
 
+def is_compressed(beginning: bytes) -> bool:
+    """Whether a file that begins so is compressed in one of the two ways."""
+    return beginning.startswith((_GZIP, _ZSTD))
+
+
 class _Expanded(io.RawIOBase):
     """The content of a compressed file.
 
@@ -70,7 +75,7 @@ class ExpandedFile(io.BufferedReader):
         head = source.read(4)
         source.seek(0)
         self._source, self._position = source, 0
-        self.compressed = head.startswith((_GZIP, _ZSTD))
+        self.compressed = is_compressed(head)
         raw: Any = _Expanded(path, source, head) if self.compressed else source
         super().__init__(raw, 2**16)
 

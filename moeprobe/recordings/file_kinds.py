@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from moeprobe.errors import UserError, option
+from moeprobe.recordings.compressed import is_compressed
 from moeprobe.recordings.count_csv import is_csv
 from moeprobe.recordings.format import KEY
 
@@ -55,6 +56,8 @@ def kind_of(beginning: bytes) -> str | None:
 
 def check_kind(path: Path, beginning: bytes) -> None:
     """Raise ``UserError`` for a file that holds neither responses nor counts, and say what to do with it."""
+    if not beginning:
+        raise UserError(f"{path} is empty; give what the server answered.")
     kind = kind_of(beginning)
     if kind == "parquet":
         if _is_trace(path):
@@ -81,6 +84,11 @@ def check_log(path: Path, beginning: bytes) -> None:
 def check_trace_kind(path: Path, beginning: bytes) -> None:
     """Raise ``UserError`` for a file that is known to be no trace, and say how one is made of it."""
     kind = kind_of(beginning) or ""
+    if not beginning:
+        raise UserError(f"{path} is empty; copy or record it again.")
+    # A log, or what a server answered, is the most likely mix-up; both may be compressed.
+    if path.suffix == ".jsonl" or beginning.lstrip()[:1] in (b"{", b"[") or is_compressed(beginning):
+        raise UserError(f"{path} is a log; make a trace of it: moeprobe trace import {path} DST.parquet.")
     if kind in _IMPORTED:
         raise UserError(
             f"{path} is {_IMPORTED[kind]}, and no trace; make one: moeprobe trace import {path} DST.parquet with "

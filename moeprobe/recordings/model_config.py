@@ -137,8 +137,9 @@ def read_expert_bytes(path: Path) -> int:
         )
     kind = config.get("torch_dtype") or config.get("dtype")
     if kind not in _PARAMETER_BYTES:
+        what = "names no type of the weights (dtype)" if kind is None else f"has weights of type {kind!r}"
         raise UserError(
-            f"{path}: torch_dtype is {kind!r}, of which the bytes are not known; use {option('expert_bytes', '9.4MB')}."
+            f"{path} {what}, so the bytes of an expert are not known; use {option('expert_bytes', '9.4MB')}."
         )
     # Families without a width of their own for experts have that of dense layers.
     name = next(

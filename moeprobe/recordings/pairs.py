@@ -145,10 +145,8 @@ def common_layers(
         extra = set(trace.layers) - set(layers) if names is None else set()
         if lacking:
             present = ", ".join(trace.layers)
-            raise UserError(
-                f"{trace.path} has no layer {min(lacking)}; it has {present}: choose common layers with "
-                f"{option('layers')}."
-            )
+            common = f": choose common layers with {option('layers')}" if len(traces) > 1 else ""
+            raise UserError(f"{trace.path} has no layer {min(lacking)}; it has {present}{common}.")
         if extra:
             raise UserError(
                 f"{first.path} has no layer {min(extra)}, which {trace.path} has; choose with {option('layers')}."

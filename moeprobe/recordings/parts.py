@@ -161,11 +161,6 @@ def _open(path: Path) -> pq.ParquetFile:
     try:
         return open_parquet(path, version_of(path), verify=True)
     except UNREADABLE as error:
-        # A log is the most likely mix-up, so it gets a message of its own.
-        if path.suffix == ".jsonl":
-            raise UserError(
-                f"{path} is a log; make a trace of it: moeprobe trace import {path} DST."
-            ) from None
         with open_regular(path) as file:
             check_trace_kind(path, file.peek(HEAD)[:HEAD])
         raise checks.damage_error(path) from error

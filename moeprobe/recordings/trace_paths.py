@@ -57,8 +57,16 @@ def is_trace_path(source: str | Path) -> bool:
 
 def folder_error(path: Path) -> UserError:
     """Return the error of a folder that is no trace in parts."""
-    example = min(path.rglob(f"*{_SUFFIX}"), default=path / f"clean{_SUFFIX}")
-    return UserError(f"{path} is a folder; name the traces in it, e.g. {example}.")
+    example = min(path.rglob(f"*{_SUFFIX}"), default=None)
+    if example is not None:
+        return UserError(f"{path} is a folder; name the traces in it, e.g. {example}.")
+    if any(path.glob("*.safetensors")):
+        return UserError(
+            f"{path} is a checkpoint; record its routing first: moeprobe trace record {path} --out traces."
+        )
+    return UserError(
+        f"{path} is a folder without traces; name a file that trace record or trace import wrote."
+    )
 
 
 def _parts_in(folder: Path) -> list[Path]:

@@ -59,7 +59,7 @@ def test_experts_have_the_tokens_of_loops(tmp_path: Path) -> None:
     lacking = {key for key, counts in totals.items() if sum(counts) < 40}
     assert whole(result, "experts_below") == len(lacking)
     noted = " ".join(result.sidecar["notes"])
-    assert all(f"{layer}: {expert} (" in noted for layer, expert in lacking)
+    assert all(f"expert {expert} of {layer} has " in noted for layer, expert in lacking)
     # All experts that have enough in all images have it in the subset.
     lines = [json.loads(line) for line in subset_file.read_text().splitlines()]
     assert len(lines) == whole(result, "subset_inputs") <= IMAGES

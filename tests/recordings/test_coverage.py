@@ -114,7 +114,7 @@ def test_a_planted_recording_lacks_one_expert(tmp_path: Path) -> None:
     }
     assert whole["narrow", "experts_below"]["value"] == 1
     assert np.isnan(whole["narrow", "tokens_needed"]["value"])
-    assert any("layers.1: 19 (3)" in note for note in found.sidecar["notes"])
+    assert any("expert 19 of layers.1 has 3" in note for note in found.sidecar["notes"])
     needed = whole["even", "tokens_needed"]
     assert whole["even", "experts_below"]["value"] == 0
     assert needed["ci_low"] <= needed["value"] <= needed["ci_high"] < 24 * ROWS
@@ -172,12 +172,16 @@ def test_the_command_prints_the_finding_first(tmp_path: Path) -> None:
     printed = " ".join(result.output.split())
     assert "no confidence intervals. 24 requests; seed 0." in printed
     assert printed.startswith("a: every expert has enough after")
+    assert "1.000 [1.000" not in printed  # with all tokens there are no orders to tell apart
     assert (tmp_path / "run" / "figures" / "coverage.png").exists()
     # What is finished is not computed again, but the subset is written.
     asked = ("trace", "coverage", trace, "--need", "8", "--write", tmp_path / "subset.jsonl")
     assert run(*asked, "--out", tmp_path / "run").exit_code == 0
     subset = (tmp_path / "subset.jsonl").read_bytes()
-    assert subset and run(*asked, "--overwrite").exit_code == 0
+    again = run(*asked, "--overwrite")
+    assert subset and again.exit_code == 0
+    said = again.output.replace("\n", "")
+    assert f"Written: {tmp_path / 'subset.jsonl'}" in said and "Nothing else was written" in said
     assert (tmp_path / "subset.jsonl").read_bytes() == subset
     (tmp_path / "mine.jsonl").write_text("precious")
     assert "exists; choose another name" in refused(

@@ -1,6 +1,7 @@
 """Traces: what is written comes back, whatever the routing; what does not hold together is one sentence."""
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -336,7 +337,7 @@ def test_metadata_that_cannot_be_written_again_are_refused(tmp_path: Path, about
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "t.parquet", {"l": routing()})
     whole = path.read_bytes()
-    for content in (whole[:-1], whole[: len(whole) // 2], b"", b"PAR1", whole[len(whole) // 2 :]):
+    for content in (whole[:-1], whole[: len(whole) // 2], b"PAR1", whole[len(whole) // 2 :]):
         path.write_bytes(content)
         with pytest.raises(UserError, match="not a trace, or is damaged"):
             TraceFile(path)
@@ -357,10 +358,30 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         UserError, match=r"is a folder; name the traces in it, e\.g\. .*/recorded/t\.parquet\."
     ):
         TraceFile(tmp_path)
-    log = tmp_path / "log.jsonl"
-    log.write_text("{}")
-    with pytest.raises(UserError, match="is a log; make a trace of it: moeprobe trace import"):
-        TraceFile(log)
+
+
+def test_what_is_no_trace_is_refused_with_what_makes_one(tmp_path: Path) -> None:
+    """What users have at hand: responses, also compressed or as one document, a checkpoint, nothing at all."""
+    for name, content in (
+        ("log.jsonl", b"{}"),
+        ("log.json", b" [{}]"),
+        ("log.jsonl.gz", gzip.compress(b"{}")),
+        ("log.zst", pa.compress(b"{}", codec="zstd", asbytes=True)),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"{name} is a log; make a trace of it: moeprobe trace import"):
+            TraceFile(tmp_path / name)
+    (tmp_path / "nothing.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"nothing\.parquet is empty"):
+        TraceFile(tmp_path / "nothing.parquet")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UserError, match="model is a folder without traces; name a file"):
+        TraceFile(tmp_path / "model")
+    (tmp_path / "model" / "last.safetensors").touch()
+    with pytest.raises(
+        UserError, match="model is a checkpoint; record its routing first: moeprobe trace record"
+    ):
+        TraceFile(tmp_path / "model")
 
 
 def test_damaged_bytes_are_a_sentence_or_change_nothing(tmp_path: Path) -> None:

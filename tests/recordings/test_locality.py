@@ -180,7 +180,7 @@ def test_the_bytes_of_an_expert_follow_from_the_configuration(trace: Path, tmp_p
     ("words", "message"),
     [
         (["--cache", "5"], "takes from 6 to 20 experts"),
-        (["--bandwidth", "25GB/s"], "takes the size of an expert, too"),
+        (["--bandwidth", "25GB/s"], "needs the size of an expert; add"),
         (["--bandwidth", "fast", "--expert-bytes", "9MB"], "takes a number of bytes with its unit"),
         (["--expert-bytes", "0"], "takes a number of bytes with its unit"),
         (["--expert-bytes", "9MB", "--model-config", "c.json"], "says how large an expert is"),

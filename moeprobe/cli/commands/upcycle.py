@@ -93,7 +93,7 @@ def upcycle(
         mean=None if mean is None else channels(mean, "--mean"),
         std=None if std is None else channels(std, "--std"),
     )
-    _print(upcycled, as_json=json)
+    _print(upcycled, data=data, as_json=json)
 
 
 def _blocks(text: str) -> list[int] | str:
@@ -102,7 +102,7 @@ def _blocks(text: str) -> list[int] | str:
     return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else text
 
 
-def _print(upcycled: "Upcycled", *, as_json: bool) -> None:
+def _print(upcycled: "Upcycled", *, data: str | None, as_json: bool) -> None:
     import dataclasses
 
     if as_json:
@@ -122,10 +122,10 @@ def _print(upcycled: "Upcycled", *, as_json: bool) -> None:
         f"token chooses {model.top_k}; weights {weights}.",
         f"Normalization: mean {model.mean}, std {model.std}.",
         f"Largest difference of a token from the dense model's, on {upcycled.images}: {upcycled.difference:.1e} of "
-        "the largest.",
+        "the largest entry.",
     ]
     if upcycled.has_fresh_head:
         lines.append(
             "The source has no head, so this one is fresh: what it answers means nothing before a training."
         )
-    print_lines(lines, upcycled.folder)
+    print_lines(lines, upcycled.folder, data=data)

@@ -180,15 +180,15 @@ def _yes_or_no(is_on: bool | None) -> str:
     return "yes" if is_on else "no"
 
 
-def print_lines(lines: list[str], folder: Path) -> None:
-    """Print the import, its place, and the next step."""
+def print_lines(lines: list[str], folder: Path, *, data: str | None = None) -> None:
+    """Print the import, its place, and the next step, on the data that are known."""
     from moeprobe.cli.front.screen import console
     from moeprobe.runtime.files import display_path
 
     folder = display_path(folder)
     lines += [
         f"Written to {folder}/: last.safetensors, last.json",
-        f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}",
+        f"Next: moeprobe noise-sweep {folder} --data {data or 'NAME:LOCATION'} --out reports/{folder.name}",
     ]
     for line in lines:
         console().print(line, soft_wrap=True)

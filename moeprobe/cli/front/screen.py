@@ -94,9 +94,14 @@ class Bar(progress.Progress):
 
 
 def print_result(
-    result: "Result", *, out: Path | None, as_json: bool, show: Callable[["Result"], Sequence[Table | str]]
+    result: "Result",
+    *,
+    out: Path | None,
+    as_json: bool,
+    show: Callable[["Result"], Sequence[Table | str]],
+    other_files: Sequence[Path] = (),
 ) -> None:
-    """Print the tables of a result and the folder of its files, or everything as JSON."""
+    """Print the tables of a result and its files, or everything as JSON; ``other_files`` are not in the folder."""
     if as_json:
         from moeprobe.results.tables import records  # it brings pandas
 
@@ -115,8 +120,11 @@ def print_result(
         screen.print(part, soft_wrap=isinstance(part, str))
     screen.print(footing(result), style="dim", soft_wrap=True)
     print_warnings(screen, result.sidecar)
+    for path in other_files:
+        screen.print(f"Written: {path}", soft_wrap=True)
     if out is None:
-        screen.print("Nothing was written; add --out FOLDER to keep tables and figures.")
+        subject = "Nothing else" if other_files else "Nothing"
+        screen.print(f"{subject} was written; add --out FOLDER to keep tables and figures.")
     else:
         print_files(screen, out)
 

@@ -58,7 +58,13 @@ def show(probe: Question[Any], result: Any, *, out: Path | None, as_json: bool, 
     elif probe.layout is Layout.SERVER:
         print_server(result, as_json=as_json)
     else:
-        print_result(result, out=out, as_json=as_json, show=_tables(probe, result, full=full))
+        print_result(
+            result,
+            out=out,
+            as_json=as_json,
+            show=_tables(probe, result, full=full),
+            other_files=probe.other_files(),
+        )
         if isinstance(probe, Probe) and probe.timed and not as_json:
             _print_rates(with_names(result))
 

@@ -51,6 +51,10 @@ class Coverage(Probe["Result"]):
     ] = ()
     write: Annotated[Path | None, WRITE] = None
 
+    def other_files(self) -> list[Path]:
+        """Return the file of the subset, if it is asked for."""
+        return [] if self.write is None else [self.write]
+
     def check_data(self, kind: type, data: str) -> None:
         """Raise ``UserError`` where one of the data sets does not exist, or is named twice."""
         from moeprobe.inputs.data.readers import naming  # it brings NumPy

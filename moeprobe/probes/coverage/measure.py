@@ -135,7 +135,7 @@ class CoverageMeasurement(Measurement[Result]):
 
     def notes(self) -> list[str]:
         """Return sentences that list the experts with too few tokens."""
-        lacking = [f"enough tokens in {name} of {experts}" for name, experts in self._lacking.items()]
+        lacking = [f"what {name} needs, where {experts}" for name, experts in self._lacking.items()]
         return [*super().notes(), *lacking]
 
     def compute(self, folder: OutputFolder | None, progress: Progress) -> Result:

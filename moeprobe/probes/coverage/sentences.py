@@ -55,7 +55,8 @@ def _compare(sources: Mapping[str, pd.DataFrame], modality: Modality) -> list[st
     least = min(curve["severity"].max() for curve in curves.values())
     at_least = {name: curve[curve["severity"] == least].iloc[0].to_dict() for name, curve in curves.items()}
     ordered = sorted(at_least.items(), key=lambda of_one: -of_one[1]["value"])
-    parts = [f"{name} covers {interval(row)}" for name, row in ordered]
-    return [
-        f"With {int(least):,} {modality.tokens} each, {'; '.join(parts)} of the experts (ranges over random orders)."
-    ]
+    # With all of its tokens a source covers the same in every order.
+    varies = any(row["ci_low"] < row["ci_high"] for row in at_least.values())
+    parts = [f"{name} covers {interval(row) if varies else number(row['value'])}" for name, row in ordered]
+    ranges = " (ranges over random orders)" if varies else ""
+    return [f"With {int(least):,} {modality.tokens} each, {'; '.join(parts)} of the experts{ranges}."]

@@ -124,14 +124,16 @@ class Uses:
     def lacking(self, need: int) -> str:
         """Return the experts that have fewest of too few tokens, and how many they have; empty where all have."""
         lacking = sorted(
-            (int(total), f"{layer}: {expert} ({total:,})")
+            (int(total), f"expert {expert} of {layer} has {total:,}")
             for layer, of_layer in self.by_layer
             for expert, total in enumerate(of_layer.sum(0).tolist())
             if total < need
         )
         num_unlisted = len(lacking) - _LISTED
         listed = [text for _, text in lacking[:_LISTED]]
-        return ", ".join([*listed, *([f"and {num_unlisted:,} more experts"] if num_unlisted > 0 else [])])
+        return ", ".join(
+            [*listed, *([f"and {num_unlisted:,} more have too few"] if num_unlisted > 0 else [])]
+        )
 
 
 def slices_of(widths: Mapping[str, int]) -> dict[str, slice]:

@@ -82,6 +82,6 @@ class Locality(MatchedTraces["Result"]):
             )
         if self.bandwidth is not None and self.expert_bytes is None and self.model_config is None:
             raise UserError(
-                f"{option('bandwidth')} takes the size of an expert, too: {option('expert_bytes', '9.4MB')} or "
+                f"{option('bandwidth')} needs the size of an expert; add {option('expert_bytes', '9.4MB')} or "
                 f"{option('model_config', 'config.json')}."
             )

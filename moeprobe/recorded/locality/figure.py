@@ -13,6 +13,7 @@ from moeprobe.results.folder import Result
 from moeprobe.results.layouts.expert_cache import of_all_layers
 from moeprobe.results.palette import COLORS
 
+_LEVELS = "0.4"
 # The lines of a recording: metric, null, label, and form of the line.
 _REUSE = (
     (NEXT_TOKEN_REUSE.name, "", "next token", "o-"),
@@ -38,11 +39,12 @@ def draw(result: Result) -> dict[str, Figure]:
     every = panels.layers(reuse)
     caches = of_all_layers(table)
     has_caches = not caches.empty and caches["layer"].nunique() == 1
+    mark = "bars and bands" if has_caches else "bars"
     figure, axes = panels.panels(1, 1 + has_caches, width=4.8, sharey=False)
     _draw_reuse(axes[0, 0], result, every)
     if has_caches:
         _draw_caches(axes[0, 1], result, caches)
-    return {"locality": panels.finish(figure, reuse, title="Reuse of experts along sequences")}
+    return {"locality": panels.finish(figure, reuse, title="Reuse of experts along sequences", mark=mark)}
 
 
 def _draw_reuse(axes: Axes, result: Result, layers: list[str]) -> None:
@@ -71,7 +73,9 @@ def _draw_caches(axes: Axes, result: Result, caches: pd.DataFrame) -> None:
         for index, (metric, null, label, style) in enumerate(rules):
             keep = (of_recording["metric"] == metric) & (of_recording["null"].fillna("") == null)
             rows = of_recording[keep & of_recording["value"].notna()].sort_values("severity")
-            color = COLORS[index + 1] if len(names) == 1 else result.sidecar.colors[name]
+            # Chance levels in gray: the last color of the palette is too pale for a thin line.
+            only = _LEVELS if null else COLORS[index + 1]
+            color = only if len(names) == 1 else result.sidecar.colors[name]
             own_label = f"cache, {label}" if len(names) == 1 else f"{name}, cache, {label}"
             x = rows["severity"].to_numpy(float)
             axes.plot(x, rows["value"], style, color=color, label=own_label, markersize=3.5, linewidth=1.2)

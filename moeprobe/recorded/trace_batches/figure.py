@@ -51,4 +51,4 @@ def _draw_distinct(axes: Axes, result: Result, layer: str) -> None:
     axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:,.0f}")
     axes.set_ylim(bottom=0)
     axes.set_title(layer)
-    axes.set_xlabel("consecutive tokens")
+    axes.set_xlabel("number of tokens T")

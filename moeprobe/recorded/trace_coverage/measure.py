@@ -112,7 +112,7 @@ class Accumulation(RecordingWork[TraceCoverage]):
             colors=colors(self.names),
             skipped_images=[],
             notes=[
-                f"enough tokens in {name} of {lacking}"
+                f"what {name} needs, where {lacking}"
                 for name, of_one in uses.items()
                 if (lacking := of_one.lacking(self.probe.need))
             ],

@@ -8,6 +8,8 @@ from moeprobe.results.layouts.prefetch import LINES
 from moeprobe.results.palette import COLORS
 
 _STYLES = {"": "o-", "busiest": "--", "even": ":"}
+# What the columns of the table explain in a note.
+_LABELS = {"layer": "from the layer before", "token": "from the previous token", "both": "from both"}
 
 
 def draw(result: Result) -> dict[str, Figure]:
@@ -32,7 +34,9 @@ def draw(result: Result) -> dict[str, Figure]:
                     line,
                     layers,
                     color=COLORS[index % len(COLORS)] if len(names) == 1 else result.sidecar.colors[name],
-                    label=label if len(names) == 1 else f"{name}, {label}",
+                    label=_LABELS.get(label, label)
+                    if len(names) == 1
+                    else f"{name}, {_LABELS.get(label, label)}",
                     shift=shift,
                     style=_STYLES[null],
                 )

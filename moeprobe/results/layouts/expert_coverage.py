@@ -1,5 +1,7 @@
 """A line per model, data set or recording on tokens until every expert has enough of them."""
 
+from dataclasses import replace
+
 import pandas as pd
 
 from moeprobe.inputs.modality import Modality, modality_of
@@ -52,7 +54,7 @@ def coverage_table(table: pd.DataFrame) -> Table | None:
             [
                 TableCell(name),
                 TableCell(f"{int(last['severity']):,}", key=float(last["severity"])),
-                value(last),
+                replace(value(last), between=""),  # with all tokens, every order covers the same
                 *(value(by_metric.get(metric)) for metric in columns),
             ]
         )
