@@ -151,7 +151,7 @@ def test_counts_take_as_few_bits_as_the_longest_input_or_unit_needs() -> None:
     assert units.counts.tolist() == [[600, 0, 0, 4, 596], [200, 0, 0, 2, 198]]
     # One row sums up to more than a byte holds.
     assert len(found.subset(500)) == 3
-    assert "first: 1 (0), second: 0 (0), second: 1 (6)" in found.lacking(500)
+    assert "expert 1 of first has 0, expert 1 of second has 6" in found.lacking(500)
     of_orders = Orders.of(found.counts, found.tokens, 500, seed=0, orders=3)
     assert of_orders.reached.tolist() == [[2, 4, 4, 4, 2]] * 3
 
