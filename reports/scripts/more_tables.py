@@ -1,9 +1,10 @@
-"""What the pages on margins, other data, deformations, corruptions and narrower formats say, in Markdown."""
+"""What the pages on margins, other data, deformations, corruptions, narrower formats and tests say, in Markdown."""
 
 from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.mutants import share
 from moeprobe.inputs.corruptions import FAMILIES, NAMES
 
 SHOWN = (1, 3, 5, 7, 10)
@@ -214,3 +215,25 @@ def signed(rows: pd.DataFrame, digits: int = 3, *, of_known: bool = False) -> st
     if of_known and intervals < len(rows):
         said = f"{said} of {intervals}" if intervals else "no interval"
     return f"{rows['value'].min():+.{digits}f} to {rows['value'].max():+.{digits}f} ({said})"
+
+
+def mutants(folder: Path) -> list[str]:
+    """Return which share of mutants tests kill, a line per folder and one of all, with what the survivors are."""
+    table = pd.read_csv(folder / "table.csv")
+    left = pd.read_csv(folder / "survivors.csv")
+    lines = [
+        "| folder | mutants | drawn | killed | share of all [95 %] | equivalent | open |",
+        f"|{'---|' * 7}",
+    ]
+    folders = table["file"].str.rpartition("/")[0]
+    for name in (*dict.fromkeys(folders), "all"):
+        rows = table if name == "all" else table[folders == name]
+        value, low, high = share(rows)
+        reasons = left.loc[left["file"].isin(rows["file"]), "reason"]
+        equivalent = int(reasons.str.startswith("equivalent").sum())
+        title = name if name == "all" else f"`{name}`"
+        lines.append(
+            f"| {title} | {rows['mutants'].sum():,} | {rows['drawn'].sum()} | {rows['killed'].sum()} "
+            f"| {value:.1%} [{low:.1%}, {high:.1%}] | {equivalent} | {len(reasons) - equivalent} |"
+        )
+    return lines

@@ -44,6 +44,7 @@ PAGES = (
     ROOT / "docs" / "concepts" / "good-kappa.md",
     ROOT / "docs" / "concepts" / "coverage.md",
     ROOT / "docs" / "concepts" / "intervals.md",
+    ROOT / "docs" / "contributing" / "architecture.md",
     *sorted((ROOT / "docs" / "results").glob("*.md")),
 )
 _BLOCK = re.compile(r"<!-- from (?P<folder>[^:\n]+): (?P<name>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -257,6 +258,7 @@ def exchanged(folder: Path) -> list[str]:
 MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "how often the gate fails an equal model": gate,
     "how often surfaces name a side": exchanged,
+    "mutants that tests kill": more_tables.mutants,
     "the first seed in short": in_short,
     "the first seed": first_seed,
     "reference values of κ": kappa_reference.lines,

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from benchmarks import mutants
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
 from moeprobe.models.nn.build import build_model
@@ -202,6 +203,12 @@ def setting(name: str) -> Any:
 
 
 # What expressions may name: every function above, and a few things of others.
+def percent_killed(files: pd.DataFrame) -> tuple[float, ...]:
+    """Which share of mutants tests kill, and its interval, in % with one decimal."""
+    value, low, high = mutants.share(files)
+    return round(100 * value, 1), round(100 * low, 1), round(100 * high, 1)
+
+
 HELPERS = {name: one for name, one in globals().items() if getattr(one, "__module__", "") == __name__}
 HELPERS |= {
     "concat": pd.concat,

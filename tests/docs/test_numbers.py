@@ -63,7 +63,7 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/thesis", "reports/gate",
         "reports/faults", "reports/bench", "reports/attack",
         "reports/corruptions", "reports/deformations", "reports/precision", "reports/align",
-        "reports/flips", "reports/experts", "reports/exchanged",
+        "reports/flips", "reports/experts", "reports/exchanged", "reports/mutants",
         "reports/trainings/digits", "reports/trainings/shapes", "reports/trainings/corruptions",
         "reports/trainings/attack", "reports/trainings/fashion", "reports/real", "reports/real-texts",
     }  # fmt: skip

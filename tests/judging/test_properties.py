@@ -88,6 +88,24 @@ def test_two_models_column_by_column() -> None:
     ]  # fmt: skip
 
 
+def test_a_difference_that_names_a_side_is_shown_before_larger_ones() -> None:
+    run = measured(["a", "b"], view="random_crop")
+    comparison = run.comparison
+    assert comparison is not None
+    is_open = comparison["layer"] == "blocks.3"
+    columns = ["value", "sim_low", "sim_high", "verdict", "judgement"]
+    comparison.loc[is_open, columns] = [-0.3, -0.8, 0.2, "no significant difference", ""]
+    of_both = judged(run, declared("match-ratio"), "a", "b")[2]
+    assert (of_both["layer"], of_both["value"], of_both["verdict"]) == (
+        "blocks.1",
+        0.1,
+        "better in 1 of 2 layers",
+    )
+    comparison.loc[~is_open, ["verdict", "judgement"]] = ["no significant difference", ""]
+    of_both = judged(run, declared("match-ratio"), "a", "b")[2]
+    assert (of_both["layer"], of_both["value"]) == ("blocks.3", -0.3)
+
+
 def test_a_collapsed_model_is_poor_and_worse() -> None:
     run = collapsed(measured(["a", "b"], view="random_crop"))
     assert run.comparison is not None
