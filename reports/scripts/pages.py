@@ -289,6 +289,7 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "κ on texts": texts_tables.claims,
     "experts by domain": texts_tables.domains,
     "int8 form of text encoders": texts_tables.forms,
+    "choices of text encoders": texts_tables.precision,
     "flips by margin": more_tables.margins,
     "AUC of margins": more_tables.areas,
     "critical noise": more_tables.critical,

@@ -347,6 +347,28 @@ def test_numbers_of_seeds_are_kept_by_their_ends() -> None:
     ]
 
 
+def test_parts_are_means_over_layers_of_tokens_whose_set_changes() -> None:
+    cell = {
+        "checkpoint": "minilm-prc-seed0",
+        "view": "router int8",
+        "draw": None,
+        "tokens": "token",
+        "images": 7,
+    }
+    rows = [
+        cell | {"metric": "top2_set_match", "layer": layer, "value": value}
+        for layer, value in (("one", 0.9), ("two", 0.7))
+    ]
+    rows += [row | {"tokens": "prefix", "value": 0.0} for row in rows]
+    rows += [row | {"metric": "top1_match", "value": 0.0} for row in rows[:2]]
+    rows += [row | {"view": "clean_again", "value": 1.0} for row in rows[:2]]
+    (row,) = study.by_part(pd.DataFrame(rows)).to_dict("records")
+    assert row == {
+        "checkpoint": "minilm-prc-seed0", "model": "prc", "part": "router", "format": "int8", "flips": 0.2,
+        "layers": 2, "texts": 7,
+    }  # fmt: skip
+
+
 def test_every_line_of_the_page_has_its_rows() -> None:
     """A cell that the tables lack would leave a line out without a word."""
     folder = Path(__file__).parents[2] / "reports" / "real-texts"
@@ -356,3 +378,7 @@ def test_every_line_of_the_page_has_its_rows() -> None:
     assert len(tables.claims(folder)) == 2 + layers * len(tables.PERTURBATIONS)
     assert len(tables.domains(folder)) == 2 + layers
     assert len(tables.forms(folder)) == 2 + layers
+    rounded = pd.read_csv(folder / "precision.csv")
+    assert set(rounded["layers"]) == {layers}
+    assert set(rounded.groupby(["model", "part", "format"]).size()) == {3}
+    assert "nan" not in "".join(tables.precision(folder))

@@ -39,7 +39,10 @@ SWEEPS: dict[str, Any] = {
     "typos": {"view": "typos", "severities": (0.1, 0.3)},
     "synonyms": {"view": "synonyms:{root}/synonyms.txt", "severities": (0.5, 1.0)},
 }
+# Each is read 26 times: with five parts in five formats, and as it is.
+PRECISION, ROUNDED_TEXTS = "precision", 100
 _KAPPA, _INFORMATION = "top2_set_match_kappa", "class_information"
+_MATCH = "top2_set_match"
 # Of the seeds of a model, what is kept of a number.
 _CELL = ["run", "model", "layer", "view", "severity", "metric"]
 _DIGITS = 4
@@ -80,6 +83,7 @@ def ask(root: Path, seed: int, tensors: Mapping[str, Tensor]) -> dict[str, list[
             for name, asked in SWEEPS.items()
         },
         "domains": [lambda out: api.routes(models, data=data, out=out, count=0, **options)],
+        PRECISION: [lambda out: api.precision(models, data=data, limit=ROUNDED_TEXTS, out=out, **options)],
         INT8: [
             partial(lambda out, forms: api.agree(forms, data=data, out=out, **options), forms=forms)
             for forms in zip(models, open_pair(root, seed, tensors), strict=True)
@@ -107,6 +111,7 @@ def measure(root: Path, seeds: Sequence[int] = SEEDS) -> None:
     without, with_prc = MODELS
     pairs = [(checkpoint(root, without, seed).name, checkpoint(root, with_prc, seed).name) for seed in SEEDS]
     tables, trainings = [], []
+    precision = pd.concat([pd.read_csv(out / "table.csv") for out in folders.pop(PRECISION)])
     for name, outs in folders.items():
         tables += [pd.read_csv(out / "table.csv").assign(run=name) for out in outs]
         compared = root / "runs" / f"{name}-compared"
@@ -117,6 +122,7 @@ def measure(root: Path, seeds: Sequence[int] = SEEDS) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     write_csv(OUT / "table.csv", over_seeds(pd.concat(tables, ignore_index=True)))
     write_csv(OUT / "trainings.csv", claims_of(pd.concat(trainings, ignore_index=True)))
+    write_csv(OUT / "precision.csv", by_part(precision))
     write_csv(OUT / "models.csv", quality(root, tensors).round(_DIGITS))
 
 
@@ -133,12 +139,18 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
     rows = table[_is_kept(table)]
     rows = rows.assign(
         view=rows["view"].str.partition(":")[0].str.replace("against the first", INT8),
-        model=rows["checkpoint"].str.extract(r"^minilm-([a-z]+)-", expand=False),
+        model=_model_of(rows["checkpoint"]),
     )
     # The first form against itself in other batches says nothing of the second.
     rows = rows[(rows["run"] != INT8) | rows["checkpoint"].str.endswith(INT8)]
     cells = rows.groupby(_CELL, sort=False, dropna=False)["value"]
     return cells.agg(low="min", high="max", seeds="count").reset_index().round(_DIGITS)
+
+
+def _model_of(checkpoints: pd.Series) -> pd.Series:
+    """Return of which of ``MODELS`` checkpoints are."""
+    models: pd.Series = checkpoints.str.extract(r"^minilm-([a-z]+)-", expand=False)
+    return models
 
 
 def claims_of(trainings: pd.DataFrame) -> pd.DataFrame:
@@ -150,6 +162,20 @@ def claims_of(trainings: pd.DataFrame) -> pd.DataFrame:
         "trainings", "images",
     ]  # fmt: skip
     return rows[columns].round(_DIGITS)
+
+
+def by_part(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each model, part and format: the share of tokens whose set changes, the mean over the layers."""
+    is_rounded = ~table["view"].str.startswith("clean") & table["draw"].isna()
+    matches = table[is_rounded & (table["metric"] == _MATCH) & (table["tokens"] == "token")]
+    means = matches.groupby(["checkpoint", "view"], sort=False).agg(
+        flips=("value", lambda match: 1 - match.mean()), layers=("layer", "nunique"), texts=("images", "min")
+    )
+    rows = means.reset_index()
+    named = rows["view"].str.split(" ", n=1)
+    rows = rows.assign(model=_model_of(rows["checkpoint"]), part=named.str[0], format=named.str[1])
+    # More digits than other tables have: 16 bits change few choices.
+    return rows[["checkpoint", "model", "part", "format", "flips", "layers", "texts"]].round({"flips": 6})
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """What the page on real texts says, in Markdown, from ``reports/real-texts``."""
 
+import itertools
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,10 @@ PERTURBATIONS = {
     ("synonyms", 0.5): "synonyms for half of the words that have one",
     ("synonyms", 1.0): "synonyms for all of them",
 }
+
+
+# Whose weights are rounded; the last are all of these.
+PARTS = ("router", "experts", "attention", "rest", "whole")
 
 
 def quality(folder: Path) -> list[str]:
@@ -78,6 +83,17 @@ def forms(folder: Path) -> list[str]:
     lines = [f"| MoE layer | κ, {' | κ, '.join(MODELS.values())} |", "|---|---|---|"]
     for layer, of_layer in rows.groupby("layer", sort=False):
         lines.append(f"| `{layer}` | {' | '.join(_span(of_layer, kind) for kind in MODELS)} |")
+    return lines
+
+
+def precision(folder: Path) -> list[str]:
+    """Return the share of tokens whose set changes: a line per format and model, a cell per part that is rounded."""
+    table = pd.read_csv(folder / "precision.csv")
+    lines = [f"| format | | {' | '.join(PARTS)} |", f"|{'---|' * (2 + len(PARTS))}"]
+    for form, kind in itertools.product(dict.fromkeys(table["format"]), MODELS):
+        rows = table[(table["format"] == form) & (table["model"] == kind)]
+        cells = [f"{span(100 * rows.loc[rows['part'] == part, 'flips'], 2)} %" for part in PARTS]
+        lines.append(f"| {form} | {MODELS[kind]} | {' | '.join(cells)} |")
     return lines
 
 
