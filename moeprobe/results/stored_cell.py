@@ -136,7 +136,10 @@ class RowGroup:
                 _BATCH_IMAGES, row_groups=[self.number], columns=columns, use_threads=False
             )
             schema = pa.schema([field for field in file.schema_arrow if field.name in columns])
-            return pa.Table.from_batches(batches, schema=schema)
+            table = pa.Table.from_batches(batches, schema=schema)
+        # What decoding took is free, and would stay with Arrow beside all that statistics take.
+        pa.default_memory_pool().release_unused()
+        return table
 
 
 # Cells are read in their order, those of two checkpoints in turn.
