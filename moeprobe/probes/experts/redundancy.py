@@ -333,8 +333,8 @@ def _removable(rows: pd.DataFrame, loss: float) -> str:
             f"of expert {int(float(least['expert']))}."
         )
     return (
-        f"{len(removable)} of {len(rows)} experts may go, each alone, at a loss below {loss:g} nats "
-        f"(95 % for all at once): {_ranges(removable)}."
+        f"{len(removable)} of {len(rows)} judged experts may go, each alone, at a loss below {loss:g} nats "
+        f"(95 % for all at once): {'expert' if len(removable) == 1 else 'experts'} {_ranges(removable)}."
     )
 
 
