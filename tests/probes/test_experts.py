@@ -362,7 +362,9 @@ def test_bounds_hold_for_all_experts_at_once() -> None:
     assert (numbers["severity"] == loss).all() and (numbers["flag"] == "").all()
     said = [line for line in sentences(table) if f"{LAYERS[0]}:" in line]
     unjudged = int((carriers < 10).sum())
-    assert said[0].split(": ")[1].startswith(f"{len(below[LAYERS[0]])} of {8 - unjudged} experts may go")
+    assert (
+        said[0].split(": ")[1].startswith(f"{len(below[LAYERS[0]])} of {8 - unjudged} judged experts may go")
+    )
     assert f"{unjudged} of 8 experts are not judged, since few images carry" in said[1]
     assert f"by more than {loss:g} nats. By a rough estimate" in said[1]
 
@@ -383,9 +385,18 @@ def banded(ends: list[float], loss: float | None = None) -> pd.DataFrame:
             None,
             "without expert 1, the loss of no input changes; without expert 2 the loss rises by at most 0.061 nats",
         ),
-        (0.1, "3 of 5 experts may go, each alone, at a loss below 0.1 nats (95 % for all at once): 1–3."),
-        (0.08, "2 of 5 experts may go, each alone, at a loss below 0.08 nats (95 % for all at once): 1, 2."),
-        (1e-9, "1 of 5 experts may go, each alone, at a loss below 1e-09 nats (95 % for all at once): 1."),
+        (
+            0.1,
+            "3 of 5 judged experts may go, each alone, at a loss below 0.1 nats (95 % for all at once): experts 1–3.",
+        ),
+        (
+            0.08,
+            "2 of 5 judged experts may go, each alone, at a loss below 0.08 nats (95 % for all at once): experts 1, 2.",
+        ),
+        (
+            1e-9,
+            "1 of 5 judged experts may go, each alone, at a loss below 1e-09 nats (95 % for all at once): expert 1.",
+        ),
     ],
 )
 def test_sentences_name_the_experts_that_may_go(loss: float | None, words: str) -> None:
@@ -398,9 +409,7 @@ def test_an_upper_end_near_zero_is_rounded_up() -> None:
 
 def test_no_expert_may_go() -> None:
     [said] = sentences(banded([0.2, 0.1], 0.05))
-    of_two = (
-        "none of the 2 experts may go at a loss below 0.05 nats; the lowest upper end is 0.1, of expert 1."
-    )
+    of_two = "none of the 2 judged experts may go at a loss below 0.05 nats; the lowest upper end is 0.1, of expert 1."
     assert said == f"a, l: {of_two}"
 
 
@@ -509,7 +518,7 @@ def test_the_mean_of_a_kind_is_over_all_its_interventions() -> None:
 def test_the_command(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "experts"
     done = run("experts", trained["prc"], trained["baseline"], "--limit", 60, "--loss", 0.5, "--out", out)
-    assert "experts may go, each alone, at a loss below 0.5 nats" in done.stdout
+    assert "judged experts may go, each alone, at a loss below 0.5 nats" in done.stdout
     assert "number of experts that may go alone" in done.stdout and "are nearest" in done.stdout
     assert "rise of the loss with random sets" in done.stdout
     for name in ("experts", "expert-distances"):

@@ -231,7 +231,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         rows = bounds[(bounds["checkpoint"] == checkpoint) & (bounds["layer"] == layer)]
         noun = all_together.noun_of(table, checkpoint, layer)
         if len(rows):
-            words = _cheapest(rows, noun) if limits.empty else _removable(rows, float(limits.iloc[0]), noun)
+            words = _cheapest(rows, noun) if limits.empty else _removable(rows, float(limits.iloc[0]))
             lines.append(f"{checkpoint}, {layer}: {words}")
         if words := _not_judged(band, table, noun):
             lines.append(f"{checkpoint}, {layer}: {words}")
@@ -324,18 +324,18 @@ def _bound(highest: float) -> str:
     return f"{_FINEST if 0 < highest < _FINEST else highest:.2g}"
 
 
-def _removable(rows: pd.DataFrame, loss: float, noun: str) -> str:
+def _removable(rows: pd.DataFrame, loss: float) -> str:
     """Return which experts of a layer may go at a lower loss."""
     removable = sorted(int(float(expert)) for expert in rows.loc[rows["highest"] < loss, "expert"])
     if not removable:
         least = rows.iloc[0]
         return (
-            f"none of the {len(rows)} {noun} may go at a loss below {loss:g} nats; the lowest upper end is "
+            f"none of the {len(rows)} judged experts may go at a loss below {loss:g} nats; the lowest upper end is "
             f"{least['highest']:.2g}, of expert {int(float(least['expert']))}."
         )
     return (
-        f"{len(removable)} of {len(rows)} {noun} may go, each alone, at a loss below {loss:g} nats "
-        f"(95 % for all at once): {_ranges(removable)}."
+        f"{len(removable)} of {len(rows)} judged experts may go, each alone, at a loss below {loss:g} nats "
+        f"(95 % for all at once): {'expert' if len(removable) == 1 else 'experts'} {_ranges(removable)}."
     )
 
 

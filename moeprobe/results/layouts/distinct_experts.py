@@ -47,7 +47,7 @@ def distinct_experts_table(table: pd.DataFrame) -> Table | None:
         for metric, label in _LINES.items()
     ]
     headings = ["layer", "checkpoint", "tokens", *(f"{int(size):,}" for size in columns)]
-    note = "independent: as many tokens that choose independently of each other, with the same loads."
+    note = "independent: as many tokens that choose independently of each other, with the loads of the same requests."
     return Table("Distinct experts of so many consecutive tokens", headings, lines, note, keys=3, place=2)
 
 

@@ -178,8 +178,8 @@ def _sentences(families: pd.DataFrame, units: Modality) -> list[str]:
     where = f"{location(row)} needs most. " if location(row) else ""
     sentences = [
         f"About {_round_up(row['images_needed'])} {units.units} show a difference of {row['difference']:g} in {name}, "
-        f"with {row['power']:.0%} power; the run has {row['images']:,.0f}. {where}Four of five runs like this one plan "
-        "enough."
+        f"with {row['power']:.0%} power; the run has {row['images']:,.0f}. {where}About four of five runs like "
+        "this one plan enough."
     ]
     if not row["reference"]:
         sentences.append(
