@@ -1,19 +1,23 @@
 """Headlines of a run: the same whether it was just measured or read back, and their sentences, word by word."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from moeprobe.declarations import headlines
+from moeprobe.judging import headlines as judged_headlines
 from moeprobe.judging.headlines import (
     RunTables,
     beside_sentence,
     collect_headlines,
+    conclusions_of,
     headlines_of,
     sentences_of,
 )
+from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
 from tests.studies.report.making import NAN, Value, frame_of_differences, row, sidecar
 
@@ -184,3 +188,23 @@ def test_what_nothing_could_be_counted_of_says_why(images: int, why: str) -> Non
     assert run.table is not None
     run.table.loc[run.table["metric"].str.endswith("_kappa"), "flag"] = "no_trials"
     assert told(run)[0] == why
+
+
+def concluded(table: pd.DataFrame, comparison: pd.DataFrame | None, sidecar: Sidecar) -> list[str]:
+    """What a kind of run may conclude with."""
+    return [
+        f"{len(table)} values, {0 if comparison is None else len(comparison)} differences, {sidecar.request.kind}"
+    ]
+
+
+def test_a_kind_concludes_with_values_differences_and_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = measured(["a", "b"], ["blocks.1"])
+    assert conclusions_of(run) == []
+    kind = SimpleNamespace(
+        concluded_with=f"{__name__}:concluded", conclusions=lambda table: [f"{len(table)} values"]
+    )
+    monkeypatch.setattr(judged_headlines, "of_kind", lambda name: kind)
+    assert conclusions_of(run) == ["16 values, 3 differences, match-ratio"]
+    kind.concluded_with = ""
+    assert conclusions_of(run) == ["16 values"]
+    assert conclusions_of(RunTables(sidecar=run.sidecar, table=None, comparison=None)) == []

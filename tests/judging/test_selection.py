@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moeprobe.judging.selection import Extreme, mean_with_ends
+from moeprobe.judging.selection import Extreme, mean_with_ends, widen_intervals
 from moeprobe.metrics.stats.proportions import critical
 from moeprobe.probes.precision import Precision
 
@@ -64,6 +64,19 @@ def test_what_is_said_of_the_others() -> None:
     assert Extreme.of(rows_of((0.1, 0.09, 0.11), (0.9, np.nan, np.nan)), lowest=True).rivals == ("layers.1",)
     # What has no value is none of them.
     assert Extreme.of(rows_of((0.1, 0.09, 0.11), (np.nan,) * 3), lowest=True).following is None
+
+
+def test_wider_ends_stay_within_what_a_number_can_be() -> None:
+    """κ may be below 0 and never above 1, a share is neither, and a loss has no upper bound."""
+    rows = rows_of((0.02, -0.1, 0.14), (0.97, 0.9, 1.0))
+    for metric, low, high in (
+        ("top1_match_kappa", False, True),
+        ("top1_match", True, True),
+        ("loss", False, False),
+    ):
+        wide = widen_intervals(rows.assign(metric=metric))
+        assert (wide["ci_low"].min() == 0, wide["ci_high"].max() == 1) == (low, high)
+        assert low or wide["ci_low"].min() < -0.1
 
 
 def test_ends_of_means_hold_however_rows_vary_together() -> None:
