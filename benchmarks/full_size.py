@@ -57,7 +57,7 @@ def main() -> None:
     about["bytes_per_image_and_cell"] = path.stat().st_size / (size.images * size.cells)
     print(f"{path.stat().st_size:,} bytes, {about['bytes_per_image_and_cell']:.0f} per image and cell")
     rows = [
-        {"step": name, **_measured(work, asked.folder), "bytes": _bytes(asked.folder / name)}
+        {"step": name, **measure_step(work, asked.folder), "bytes": _bytes(asked.folder / name)}
         for name, work in STEPS.items()
     ]
     table = pd.DataFrame(rows).round(2)
@@ -104,7 +104,7 @@ STEPS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _measured(work: Callable[[Path], None], folder: Path) -> dict[str, float]:
+def measure_step(work: Callable[[Path], None], folder: Path) -> dict[str, float]:
     """Return seconds, CPU seconds and MiB of a step; it runs in a new process, which shares no pages with this one."""
     begun, used = time.perf_counter(), cpu_seconds_of_children()
     process = multiprocessing.get_context("spawn").Process(target=work, args=(folder,))

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from moeprobe.metrics.stats.statistic import Array, Integers
 
 POLICIES = ("lru", "lfu", "static", "optimal", "random")
-_NEVER = np.iinfo(np.int32).max
-# Tokens, or experts of sequences, that are in memory at a time.
-_ENTRIES = 2**20
+_NEVER, _LOWEST, _MOST_IN_A_BYTE = np.iinfo(np.int32).max, np.iinfo(np.int32).min, np.iinfo(np.int8).max
+# Choices of sequences that are in memory at a time, and an eighth as many experts of them.
+_ENTRIES = 2**22
 Kind = TypeVar("Kind", bound=np.signedinteger[Any])
 
 
@@ -62,7 +62,7 @@ class Lookups:
         hits = np.zeros((len(groups), rows, len(sizes), len(POLICIES)))
         # Long sequences first, so that those in use are always the first ones.
         order = np.argsort(-self.present.sum(1), kind="stable")
-        at_once = max(_ENTRIES // max(length, self.num_experts), 1)
+        at_once = max(_ENTRIES // max(length * self.experts.shape[2], 8 * self.num_experts), 1)
         for start in range(0, rows, at_once):
             part = order[start : start + at_once]
             hits[:, part] = self._simulate(part, np.asarray(sizes), groups[:, part]).transpose(0, 3, 2, 1)
@@ -168,7 +168,7 @@ def _with_none(values: NDArray[np.generic], none: int, kind: type[Kind]) -> NDAr
 def _count(is_found: NDArray[np.bool_]) -> NDArray[np.signedinteger[Any]]:
     """Return how many of the first axis are found."""
     # The fewer bits, the faster.
-    kind = np.int8 if len(is_found) <= np.iinfo(np.int8).max else np.int16
+    kind = np.int8 if len(is_found) <= _MOST_IN_A_BYTE else np.int16
     counts: NDArray[np.signedinteger[Any]] = is_found.sum(0, dtype=kind)
     return counts
 
@@ -338,7 +338,7 @@ class _Optimal:
         hits = np.empty((len(self._levels.parts), rows), np.uint16)
         words, is_hit = self._is_hit[:rows].view(np.uint64), self._is_hit[:rows, : self._top_k]
         # The token's own experts stay, so they come with negative numbers.
-        coming = np.where(following < 0, _NEVER, following + np.int32(np.iinfo(np.int32).min))
+        coming = np.where(following < 0, _NEVER, following + np.int32(_LOWEST))
         for index, (start, width, end) in enumerate(self._levels.parts):
             part = self._levels.keys[:rows, start:end]
             # The next uses come first: at most K of them are now.
@@ -353,7 +353,7 @@ class _Optimal:
             coming = part[:, width:]
             if index == 0:
                 of_token = part[:, : self._top_k]
-                np.subtract(of_token, np.iinfo(np.int32).min, out=of_token, where=of_token < 0)
+                np.subtract(of_token, _LOWEST, out=of_token, where=of_token < 0)
                 part[:, :width].sort(axis=1)
         return hits.cumsum(0, dtype=np.uint16)
 

@@ -52,6 +52,8 @@ def mean_of(table: pd.DataFrame, metric: str, layer: str) -> dict[str, Any]:
         ([64] * 12, None, 2, (2, 2), 145),
         # An expert of each layer at least.
         ([128] * 48, None, None, (1, 1), 289),
+        # What --layers leaves of them.
+        ([128] * 16, None, None, (1, 1), 97),
         # A layer with fewer experts than are drawn has all of them.
         ([4, 64], 8, 1, (8, 1), 31),
     ],

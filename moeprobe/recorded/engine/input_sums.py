@@ -19,8 +19,8 @@ from moeprobe.runtime.progress import Progress
 # Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits. Sums keep
 # a choice about seven times, and are copied as they move to a file.
 INPUTS_IN_MEMORY, CHOICES_IN_MEMORY = 1024, 2**22
-# Inputs of a block that is read, and gates of one layer of it (4 MiB); the smaller of the two limits.
-INPUTS_AT_ONCE, _GATES = 256, 2**20
+# Inputs of a block that is read, and gates of one layer of it (4 MiB), or choices; the smaller of the two limits.
+INPUTS_AT_ONCE, _VALUES = 256, 2**20
 
 
 class InputSums(ABC):
@@ -39,9 +39,11 @@ class InputSums(ABC):
         num_tokens: of each layer as many tokens as the longest of all inputs has.
         left_out: by trace, tokens of the first one and of it that were not compared, where any are counted.
         in_processes: whether several processes may compute parts; ``of_block`` then changes nothing, and uses NumPy.
+        has_gates: whether ``of_block`` looks at gates of all experts, which take much more memory than choices.
     """
 
     in_processes: ClassVar[bool] = False
+    has_gates: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -148,9 +150,10 @@ class InputSums(ABC):
         """Inputs that are read at once."""
         layers = self.traces[0].trace.layers
         of_one = max(
-            max(longest, 1) * layers[layer].num_experts for layer, longest in self.num_tokens.items()
+            max(longest * (layers[layer].num_experts if self.has_gates else layers[layer].top_k), 1)
+            for layer, longest in self.num_tokens.items()
         )
-        size = max(min(INPUTS_AT_ONCE, _GATES // of_one), 1)
+        size = max(min(INPUTS_AT_ONCE, _VALUES // of_one), 1)
         return -(-size // self._together) * self._together
 
     def _part(self, first: int, last: int, watcher: Progress) -> SumsStore:

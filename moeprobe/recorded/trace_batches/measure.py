@@ -39,6 +39,7 @@ class _WindowSums(InputSums):
     """The sums per request of every trace."""
 
     in_processes = True
+    has_gates = False
 
     def __init__(self, traces: Sequence[NamedTrace], layers: Sequence[str], ids: Sequence[str]) -> None:
         super().__init__(traces, layers, ids, lists=())
