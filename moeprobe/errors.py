@@ -54,10 +54,6 @@ class _Spelled:
     def __str__(self) -> str:
         return _SPELLINGS.sub(r"\2", self._text)
 
-    def __format__(self, spec: str) -> str:
-        """Keep both spellings inside of another error's sentence."""
-        return format(self._text, spec)
-
     @property
     def _text(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -69,6 +65,10 @@ class UserError(_Spelled, Exception):
     It names options by ``errors.option``: ``str`` spells them as keywords (``limit=5``). The command line prints
     ``sentence`` (``--limit 5``) without a traceback, and exits with 2.
     """
+
+    def __format__(self, spec: str) -> str:
+        """Keep both spellings inside of another error's sentence."""
+        return format(self._text, spec)
 
 
 class FinishedError(UserError):

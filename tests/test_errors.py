@@ -61,6 +61,8 @@ def test_an_error_inside_of_another_keeps_both_spellings() -> None:
 
 def test_a_warning_in_both_spellings() -> None:
     assert str(already_finished("out")) == "out is finished; add overwrite=True to repeat it."
+    # As Python's own ``warnings`` prints it.
+    assert f"{already_finished('out')}" == str(already_finished("out"))
     lines = (
         "import warnings",
         "from moeprobe.cli.front.environment import prepare",
