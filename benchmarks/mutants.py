@@ -32,6 +32,7 @@ import pandas as pd
 
 from moeprobe.metrics.stats.proportions import score_interval
 from moeprobe.results.sidecars import provenance
+from moeprobe.runtime.characters import restore
 from moeprobe.runtime.files import write_csv, write_json
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,9 @@ _READ = (".git", "benchmarks", "checkpoints", "configs", "docs", "reports", "CHA
 _REASON = "reason"
 LOG = "mutmut.log"
 _KEY = ["file", "function", "change"]
+# How a mutant's process ends, by mutmut's own table. 33: no test reaches the function; the last: signals, and limits of
+# time.
+_SURVIVED, _KILLED = {0, 5, 33}, {1, 3, 36, 24, -24, 152, 255, -11}
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Mutant:
         name: by which mutmut knows it.
         file: relative to the repository.
         line: of the code that is changed, before the change.
-        function: that holds it.
+        function: that holds it, of a class with its name: ``Load.influence``.
         change: code before and after.
     """
 
@@ -123,7 +127,7 @@ def draw(file: str, number: int, *, seed: int, folder: Path) -> list[Mutant]:
             name=name,
             file=file,
             line=positions[mutation.original_node].start.line,
-            function=mutation.contained_by_top_level_function.name.value,
+            function=_function_of(name),
             change=" → ".join(
                 " ".join(module.code_for_node(node).split())
                 for node in (mutation.original_node, mutation.mutated_node)
@@ -133,9 +137,15 @@ def draw(file: str, number: int, *, seed: int, folder: Path) -> list[Mutant]:
     ]
 
 
+def _function_of(name: str) -> str:
+    """Return the function that mutmut's name of a mutant holds: ``x_f__mutmut_1``, or ``xǁClassǁf__mutmut_1``."""
+    function = name.rpartition(".")[2].rpartition("__mutmut_")[0]
+    return function.removeprefix("xǁ").replace("ǁ", ".") if "ǁ" in function else function.removeprefix("x_")
+
+
 @functools.cache
 def _mutations(file: str) -> tuple[Any, list[Any], set[str], set[str]]:
-    """Return a file's tree, all its mutations, and the classes and functions that have none, as mutmut gives them."""
+    """Return a file's tree, its mutations in functions, and the classes and functions without any, as mutmut does."""
     import libcst
     from mutmut.mutation.file_mutation import create_mutations
 
@@ -185,7 +195,7 @@ def files() -> list[str]:
 
 
 def run(folder: Path) -> dict[str, bool]:
-    """Run the tests against every mutant that has no verdict yet; returns which were killed, by name.
+    """Run the tests against every mutant; returns which were killed, by name.
 
     One process at a time. A mutant is killed, too, where the tests that reach it take fifteen times as long.
     """
@@ -203,8 +213,9 @@ def run(folder: Path) -> dict[str, bool]:
         codes = json.loads(path.read_text(encoding="utf-8"))["exit_code_by_key"]
         if None in codes.values():
             raise RuntimeError(f"mutmut left mutants of {path.stem} untried; see {LOG}")
-        # 0: all tests passed; 33: no test reaches the function.
-        found |= {name: code not in (0, 33) for name, code in codes.items()}
+        if unknown := set(codes.values()) - _SURVIVED - _KILLED:
+            raise RuntimeError(f"mutants of {path.stem} ended with {unknown}, which is no verdict; see {LOG}")
+        found |= {name: code in _KILLED for name, code in codes.items()}
     return found
 
 
@@ -242,10 +253,12 @@ def survivors(mutants: Sequence[Mutant], killed: dict[str, bool], before: Path) 
     table = pd.DataFrame(rows, columns=["file", "line", "function", "change"])
     if not before.exists():
         return table.assign(**{_REASON: ""})
-    known = pd.read_csv(before, keep_default_na=False)[[*_KEY, _REASON]].drop_duplicates(_KEY)
-    # An apostrophe keeps spreadsheets from taking a change for a formula.
-    known["change"] = known["change"].str.removeprefix("'")
-    return table.merge(known, how="left", on=_KEY).fillna({_REASON: ""})
+    known = pd.read_csv(before, keep_default_na=False)[[*_KEY, _REASON]].map(restore)
+    # A reason is of one mutant: of two with one key, nobody knows which it was written for.
+    known = known.drop_duplicates(_KEY, keep=False)
+    table = table.merge(known, how="left", on=_KEY).fillna({_REASON: ""})
+    table.loc[table.duplicated(_KEY, keep=False), _REASON] = ""
+    return table
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """From the table of a run to the verdicts on its properties: model by model, and on which of two models is better."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -302,8 +303,8 @@ def _named_by_variants(item: Property, scale: Scale, rows: pd.DataFrame) -> Row:
         grades.append(scale.grade(bands) if bands else "poor")
         safe.setdefault(form, [])
         if grades[-1] == "good":
-            safe[form].append(part)
-    numbers = {form: sum(str(view).endswith(f" {form}") for view in rows["view"].unique()) for form in safe}
+            safe[form].append(part or form)
+    numbers = Counter(str(view).rpartition(" ")[2] for view in rows["view"].unique())
     texts = [
         f"{form} {'all' if len(parts) == numbers[form] else ', '.join(parts) or 'none'}"
         for form, parts in safe.items()

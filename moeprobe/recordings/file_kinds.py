@@ -86,9 +86,6 @@ def check_trace_kind(path: Path, beginning: bytes) -> None:
     kind = kind_of(beginning) or ""
     if not beginning:
         raise UserError(f"{path} is empty; copy or record it again.")
-    # A log, or what a server answered, is the most likely mix-up; both may be compressed.
-    if path.suffix == ".jsonl" or beginning.lstrip()[:1] in (b"{", b"[") or is_compressed(beginning):
-        raise UserError(f"{path} is a log; make a trace of it: moeprobe trace import {path} DST.parquet.")
     if kind in _IMPORTED:
         raise UserError(
             f"{path} is {_IMPORTED[kind]}, and no trace; make one: moeprobe trace import {path} DST.parquet with "
@@ -96,6 +93,16 @@ def check_trace_kind(path: Path, beginning: bytes) -> None:
         )
     if kind in _OTHERS:
         raise UserError(f"{path} is {_OTHERS[kind]}, and no trace.")
+    # A log, or what a server answered, is the most likely mix-up; both may be compressed.
+    if is_compressed(beginning):
+        raise UserError(
+            f"{path} is compressed: expand it if it is a trace, or make a trace of a log: "
+            f"moeprobe trace import {path} DST.parquet."
+        )
+    if path.suffix == ".jsonl" or beginning.lstrip()[:1] in (b"{", b"["):
+        raise UserError(
+            f"{path} looks like a log; make a trace of it: moeprobe trace import {path} DST.parquet."
+        )
 
 
 def _is_trace(path: Path) -> bool:

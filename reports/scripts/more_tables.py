@@ -220,7 +220,7 @@ def signed(rows: pd.DataFrame, digits: int = 3, *, of_known: bool = False) -> st
 def mutants(folder: Path) -> list[str]:
     """Return which share of mutants tests kill, a line per folder and one of all, with what the survivors are."""
     table = pd.read_csv(folder / "table.csv")
-    left = pd.read_csv(folder / "survivors.csv")
+    left = pd.read_csv(folder / "survivors.csv", keep_default_na=False)
     lines = [
         "| folder | mutants | drawn | killed | share of all [95 %] | equivalent | open |",
         f"|{'---|' * 7}",

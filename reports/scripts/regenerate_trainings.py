@@ -69,6 +69,8 @@ _ACCURACY = {"accuracy": ("",)}
 _LEFT_OUT = {"checkpoint", "reference", "tokens", "ci_low", "ci_high", "verdict", "judgement", "margin"}
 # The first columns: k, or what a sweep compares, and the number.
 COLUMNS = ["top_k", "group", "number", *(name for name in TRAININGS_COLUMNS if name not in _LEFT_OUT)]
+# Those that only sweeps, or only other reports, have.
+_OF_ONE_KIND = {"top_k", "group", "number"}
 # More digits are noise of the machine.
 _DIGITS = 6
 
@@ -77,12 +79,12 @@ def main(reports: Sequence[str], *, sweeps: Path = SWEEP_FOLDER) -> None:
     """Measure and write."""
     torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
     for report in reports:
-        of_sweep_report = partial(of_sweeps, SWEEP_REPORTS.get(report, ()), sweeps=sweeps)
-        tables = list(REPORTS.get(report, of_sweep_report)())
+        make = REPORTS.get(report) or partial(of_sweeps, SWEEP_REPORTS[report], sweeps=sweeps)
+        tables = list(make())
         # A sweep whose sums are not here stays as it is.
         if tables:
             claims = pd.concat(tables, ignore_index=True)
-            columns = [name for name in COLUMNS if name in claims]
+            columns = [name for name in COLUMNS if name in claims or name not in _OF_ONE_KIND]
             write_csv(OUT / f"{report}.csv", claims[columns].round(_DIGITS))
 
 
@@ -301,13 +303,15 @@ def _mean_sides(
 ) -> Iterator[list[CellValues]]:
     """Yield, for each site, the mean of some checkpoints as a checkpoint of its own, with the influence of each image.
 
-    Numbers that one of them lacks are left out.
+    A site that one of them lacks has no mean, and numbers that one lacks are left out.
     """
     for of_site in valued:
         by_name = {values.checkpoint: values for values in of_site}
         means = []
         for side, names in sides.items():
-            members = [by_name[name] for name in names if name in by_name]
+            if not by_name.keys() >= set(names):
+                continue
+            members = [by_name[name] for name in names]
             shared = [
                 name for name in members[0].numbers if all(name in member.numbers for member in members)
             ]

@@ -143,6 +143,7 @@ def variants(**kappas: tuple[float, float]) -> RunTables:
     ("kappas", "text", "grade"),
     [
         ({"router_int8": (0.99, 0.99), "experts_int8": (0.995, 0.99)}, "safe: int8 all", "good"),
+        ({"int8": (0.99, 0.99)}, "safe: int8 all", "good"),
         ({"router_int8": (0.99, 0.97), "experts_int8": (0.995, 0.99)}, "safe: int8 experts", "fair"),
         (
             {"router_int8": (0.99, 0.9), "experts_int8": (0.9, 0.9), "router_float16": (0.99, 0.99)},

@@ -102,7 +102,7 @@ def test_drawn_experts_have_the_prices_of_a_full_run() -> None:
     [
         (
             None,
-            "expert 0 the loss rises by at most 0.1 nats, 1 by 0.2 (upper ends for all measured experts at once).",
+            "expert 0 the loss rises by at most 0.1 nats, 1 by 0.2 (upper ends for all judged experts at once).",
         ),
         (0.15, "a, l: 1 of 2 judged experts may go, each alone, at a loss below 0.15 nats"),
         (0.05, "a, l: none of the 2 judged experts may go at a loss below 0.05 nats"),

@@ -156,11 +156,12 @@ def test_counts_take_as_few_bits_as_the_longest_input_or_unit_needs() -> None:
     assert of_orders.reached.tolist() == [[2, 4, 4, 4, 2]] * 3
 
 
-def test_counts_above_the_tokens_of_any_input_are_damage() -> None:
+@pytest.mark.parametrize("uses", [201, 300, -1])
+def test_counts_above_the_tokens_of_their_input_are_damage(uses: int) -> None:
     accumulator = Accumulator()
-    columns = {"covered_tokens": np.array([200]), "covered_uses": np.array([[300, 0]])}
+    columns = {"covered_tokens": np.array([200]), "covered_uses": np.array([[uses, 0]])}
     accumulator.add(Cell("first", "router", 1), ["a"], columns)
-    with pytest.raises(DamagedSumsError, match="first has more tokens than any input"):
+    with pytest.raises(DamagedSumsError, match="first has more tokens than its input"):
         Uses.of_cells(list(of_table(image_table(accumulator, checkpoint="a"))))
 
 

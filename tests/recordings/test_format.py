@@ -362,14 +362,23 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_trace_is_refused_with_what_makes_one(tmp_path: Path) -> None:
     """What users have at hand: responses, also compressed or as one document, a checkpoint, nothing at all."""
-    for name, content in (
-        ("log.jsonl", b"{}"),
-        ("log.json", b" [{}]"),
-        ("log.jsonl.gz", gzip.compress(b"{}")),
-        ("log.zst", pa.compress(b"{}", codec="zstd", asbytes=True)),
+    for name, content, said in (
+        ("log.jsonl", b"{}", "looks like a log; make a trace of it"),
+        ("log.json", b" [{}]", "looks like a log; make a trace of it"),
+        ("log.jsonl.gz", gzip.compress(b"{}"), "is compressed: expand it if it is a trace"),
+        (
+            "log.zst",
+            pa.compress(b"{}", codec="zstd", asbytes=True),
+            "is compressed: expand it if it is a trace",
+        ),
+        (
+            "a.safetensors",
+            (31520).to_bytes(8, "little") + b'{"a": 0}',
+            "is a file of safetensors, and no trace",
+        ),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"{name} is a log; make a trace of it: moeprobe trace import"):
+        with pytest.raises(UserError, match=f"{name} {said}"):
             TraceFile(tmp_path / name)
     (tmp_path / "nothing.parquet").write_bytes(b"")
     with pytest.raises(UserError, match=r"nothing\.parquet is empty"):

@@ -151,7 +151,7 @@ def test_names_that_cannot_be_written_are_refused(tmp_path: Path, named: dict[st
 def test_a_request_that_lacks_a_layer_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 of the 2 layers \(blocks.3, blocks.5\) of request b"):
         imported(tmp_path, LINE, LINE | {"layer": "blocks.5"}, LINE | {"id": "b"})
-    with pytest.raises(UserError, match="holds no requests"):
+    with pytest.raises(UserError, match="is empty; give what the server answered"):
         imported(tmp_path)
 
 

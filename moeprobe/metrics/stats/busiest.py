@@ -16,7 +16,7 @@ from moeprobe.metrics.stats.statistic import Array, Integers, divide
 
 NUM_FOLDS = 5
 # Loads of experts in resamples that are in memory at a time.
-_LOADS = 2**21
+LOADS_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BusiestElsewhere:
 
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
-        at_once = max(_LOADS // max(self.uses[0].size, 1), 1) if len(self.uses) else 1
+        at_once = max(LOADS_AT_ONCE // max(self.uses[0].size, 1), 1) if len(self.uses) else 1
         starts = range(0, weights.shape[1], at_once)
         return np.concatenate([self._evaluate(weights[:, start : start + at_once]) for start in starts])
 

@@ -18,7 +18,7 @@ from moeprobe.metrics.stats.statistic import Array
 # Numbers x to either side of the mean: beyond, a probability is below 1e-25 by Bernstein's inequality.
 _LEAST, _DEVIATIONS = 40, 12
 # Entries (U, W) in memory.
-_ENTRIES = 2**20
+ENTRIES_AT_ONCE = 2**20
 
 
 def expected_jaccard(visible: NDArray[np.integer], first: int, second: int) -> Array:
@@ -46,7 +46,7 @@ def expected_jaccard(visible: NDArray[np.integer], first: int, second: int) -> A
     while start < len(different):
         spread = np.sqrt(first * second / different[start])
         width = int(min(2 * (_LEAST + _DEVIATIONS * spread) + 1, min(first, second) + 1))
-        end = start + max(_ENTRIES // width, 1)
+        end = start + max(ENTRIES_AT_ONCE // width, 1)
         parts.append(_of_block(different[start:end].astype(np.int64), first, second, width, log_factorial))
         start = end
     return np.concatenate(parts)[inverse.reshape(-1)]

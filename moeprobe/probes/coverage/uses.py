@@ -60,7 +60,7 @@ class Uses:
         """Return those of a model's sums, of which each cell is a layer of the same inputs.
 
         Raises:
-            DamagedSumsError: an expert has more tokens than any input.
+            DamagedSumsError: an expert has more tokens than its input.
         """
         names = cells[0].names()
         order = in_order(names)
@@ -77,9 +77,9 @@ class Uses:
             row = np.argsort(in_order(stored.names()))
             for rows, columns in stored.blocks():
                 uses = columns["covered_uses"]
-                if uses.max(initial=0) > np.iinfo(counts.dtype).max or uses.min(initial=0) < 0:
+                if (uses > tokens[row[rows], None]).any() or uses.min(initial=0) < 0:
                     raise DamagedSumsError(
-                        f"An expert of {stored.cell.layer} has more tokens than any input; run the probe again with "
+                        f"An expert of {stored.cell.layer} has more tokens than its input; run the probe again with "
                         f"{option('overwrite')}."
                     )
                 counts[row[rows], layers[stored.cell.layer]] = uses

@@ -231,7 +231,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         rows = bounds[(bounds["checkpoint"] == checkpoint) & (bounds["layer"] == layer)]
         noun = all_together.noun_of(table, checkpoint, layer)
         if len(rows):
-            words = _cheapest(rows, noun) if limits.empty else _removable(rows, float(limits.iloc[0]))
+            words = _cheapest(rows) if limits.empty else _removable(rows, float(limits.iloc[0]))
             lines.append(f"{checkpoint}, {layer}: {words}")
         if words := _not_judged(band, table, noun):
             lines.append(f"{checkpoint}, {layer}: {words}")
@@ -269,8 +269,8 @@ def _on_samples(table: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _cheapest(rows: pd.DataFrame, noun: str) -> str:
-    """Return which experts of a layer are missed least; ``noun``: experts, or measured experts."""
+def _cheapest(rows: pd.DataFrame) -> str:
+    """Return which experts of a layer are missed least."""
     untouched = [row for row in rows.itertuples() if row.highest == 0]
     priced = [row for row in rows.itertuples() if row.highest != 0][:_NAMED]
     sentences = []
@@ -282,7 +282,7 @@ def _cheapest(rows: pd.DataFrame, noun: str) -> str:
         remaining = "".join(f", {expert} by {highest}" for expert, highest in next_ones)
         sentences.append(
             f"without expert {first[0]} the loss rises by at most {first[1]} nats{remaining} (upper ends for all "
-            f"{noun} at once)"
+            "judged experts at once)"
         )
     return "; ".join(sentences) + "."
 

@@ -31,7 +31,6 @@ from moeprobe.probes.margins.curve import MarginDraws, SetCurve, is_predictable,
 from moeprobe.results import summaries
 from moeprobe.results.columns import SIMULTANEOUS
 from moeprobe.results.stored import SumsStore
-from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
 from moeprobe.results.values import CellValues, Evaluator
 from moeprobe.routing import finite
@@ -145,11 +144,16 @@ class MarginsMeasurement(VariantsMeasurement):
         evaluate = Evaluator(
             (SetSurvivalAnalysis(),), aligned=True, seed=info.seed, influences=True, unit_of=info.unit_of
         )
-        curves: dict[tuple[str, str, str], list[CellValues]] = {}
-        # In the order of their file, in which neighbors share what is read at once.
-        for cell in survival:
-            curves.setdefault(_curve_of(cell), []).append(evaluate(cell))
-        return [line for curve in sorted(curves) for line in _band(curves[curve], info)]
+        lines = []
+        # Of one checkpoint at a time, since a curve holds an influence per input.
+        for checkpoint in sorted({cell.checkpoint for cell in survival}):
+            curves: dict[tuple[str, str], list[CellValues]] = {}
+            # In the order of their file, in which neighbors share what is read at once.
+            for cell in survival:
+                if cell.checkpoint == checkpoint:
+                    curves.setdefault((cell.cell.layer, cell.cell.tokens), []).append(evaluate(cell))
+            lines += [line for curve in sorted(curves) for line in _band(curves[curve], info)]
+        return lines
 
 
 def _open_transfer(probe: Margins, spec: RunSpec) -> Transfer | None:
@@ -237,11 +241,6 @@ def _batch_sums(
                 for kind, tokens in _kinds(pair).items()
             }
     return by_view
-
-
-def _curve_of(cell: StoredCell) -> tuple[str, str, str]:
-    """Return what all cells of a survival curve share."""
-    return cell.checkpoint, cell.cell.layer, cell.cell.tokens
 
 
 def _cell(spec: RunSpec, checkpoint: Checkpoint, name: str, layer: LayerRouting) -> Cell:

@@ -17,6 +17,7 @@ from PIL import Image
 from scipy.ndimage import map_coordinates
 from scipy.optimize import brentq
 
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.flows import read_flow
 from reports.scripts.real.folders import atomic_folder
 from reports.scripts.real.weights import IMAGE
@@ -57,12 +58,18 @@ def warp(first: NDArray[np.uint8], second: NDArray[np.uint8], flow: NDArray[np.f
 
 
 def make_shifts(root: Path) -> None:
-    """Write a shifted clip in ``root``/shifts for each clip in ``root``/clips."""
-    folder = root / "shifts"
+    """Write a shifted clip in ``root``/shifts for each clip in ``root``/clips.
+
+    Raises:
+        UserError: a folder that is there holds other clips.
+    """
+    folder, clips = root / "shifts", root / "clips"
     if folder.is_dir():
+        if {clip.name for clip in folder.iterdir()} != {clip.name for clip in clips.iterdir()}:
+            raise UserError(f"{folder} holds other clips than {clips}; remove it to make it again.")
         return
     with atomic_folder(folder) as shifts:
-        for clip in sorted((root / "clips").iterdir()):
+        for clip in sorted(clips.iterdir()):
             paths = sorted(clip.iterdir())
             frames = [Image.open(path).convert("RGB") for path in paths]
             step = equal_shift(frames)

@@ -30,6 +30,6 @@ def test_hits_are_those_of_experts_chosen_elsewhere(units: bool, monkeypatch: py
                     hits += weight[one] * uses[one, layer, expert]
         expected.append(hits / (weight @ uses.sum((1, 2))))
     assert statistic.evaluate(weights) == pytest.approx(expected)
-    monkeypatch.setattr(busiest, "_LOADS", 2 * LAYERS * EXPERTS)
+    monkeypatch.setattr(busiest, "LOADS_AT_ONCE", 2 * LAYERS * EXPERTS)
     assert statistic.evaluate(weights) == pytest.approx(expected), "in parts of two resamples"
     assert statistic.influence() == pytest.approx(derivatives(statistic, INPUTS), abs=1e-7)

@@ -21,7 +21,7 @@ def test_the_expected_index_is_a_sum_over_all_numbers(
     first: int, second: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The larger sets have 301 numbers in common at most, of which those near the mean are added up."""
-    monkeypatch.setattr(hypergeometric, "_ENTRIES", entries)
+    monkeypatch.setattr(hypergeometric, "ENTRIES_AT_ONCE", entries)
     most = max(first, second)
     visible = np.array([most, most + 1, 2 * most, most + 1, 50 * most, 3 * most])
     expected = [by_scipy(number, first, second) for number in visible.tolist()]

@@ -17,7 +17,7 @@ PERTURBATIONS = {
 }
 
 
-# Whose weights are rounded; the last are all of these.
+# Parts whose weights are rounded; the last is all of them.
 PARTS = ("router", "experts", "attention", "rest", "whole")
 
 
