@@ -148,10 +148,10 @@ def greedy_subset(uses: Counts, tokens: Integers, need: int) -> list[int]:
     """
     missing = np.where(uses.sum(0) >= need, need, 0)
     rows = max(_SUMS // max(len(missing), 1), 1)
-    brought = np.zeros(len(uses), np.int64)
+    missing_uses = np.zeros(len(uses), np.int64)
     for start in range(0, len(uses), rows):
-        brought[start : start + rows] = np.minimum(uses[start : start + rows], missing).sum(1)
-    rates = brought / np.maximum(tokens, 1)
+        missing_uses[start : start + rows] = np.minimum(uses[start : start + rows], missing).sum(1)
+    rates = missing_uses / np.maximum(tokens, 1)
     heap = [(-rate, index) for index, rate in enumerate(rates.tolist()) if rate > 0]
     heapq.heapify(heap)
     subset = []
