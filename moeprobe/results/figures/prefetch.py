@@ -23,23 +23,27 @@ def draw(result: Result) -> dict[str, Figure]:
     figure, axes = panels.panels(1, len(sizes), width=4.2)
     for panel, size in zip(axes[0], sizes, strict=True):
         of_size = panels.select(rows, severity=size)
-        for name, shift in panels.name_shifts(names):
-            for index, (metric, null, label) in enumerate(LINES):
-                line = panels.select(of_size, checkpoint=name, metric=metric, null=null)
-                # Several recordings have a color each, and the levels of the first alone.
-                if line.empty or (null and name != names[0]):
-                    continue
-                panels.draw_over_layers(
-                    panel,
-                    line,
-                    layers,
-                    color=COLORS[index % len(COLORS)] if len(names) == 1 else result.sidecar.colors[name],
-                    label=_LABELS.get(label, label)
-                    if len(names) == 1
-                    else f"{name}, {_LABELS.get(label, label)}",
-                    shift=shift,
-                    style=_STYLES[null],
-                )
+        # Several recordings have a color each, and the levels of the first alone.
+        drawn = [
+            (name, index, line)
+            for name in names
+            for index, (metric, null, _) in enumerate(LINES)
+            if (name == names[0] or not null)
+            and not (line := panels.select(of_size, checkpoint=name, metric=metric, null=null)).empty
+        ]
+        # Beside each other, since their bars would cover one another.
+        for (name, index, line), shift in zip(drawn, panels.shifts(len(drawn)), strict=True):
+            _, null, label = LINES[index]
+            label = _LABELS.get(label, label)
+            panels.draw_over_layers(
+                panel,
+                line,
+                layers,
+                color=COLORS[index % len(COLORS)] if len(names) == 1 else result.sidecar.colors[name],
+                label=label if len(names) == 1 else f"{name}, {label}",
+                shift=shift,
+                style=_STYLES[null],
+            )
         panels.label_layers(panel, layers)
         panel.set_title(f"{int(size):,} experts loaded ahead")
         panel.set_ylim(0, 1.02)
