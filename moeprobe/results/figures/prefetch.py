@@ -24,7 +24,7 @@ def draw(result: Result) -> dict[str, Figure]:
     for panel, size in zip(axes[0], sizes, strict=True):
         of_size = panels.select(rows, severity=size)
         # Several recordings have a color each, and the levels of the first alone.
-        drawn = [
+        lines = [
             (name, index, line)
             for name in names
             for index, (metric, null, _) in enumerate(LINES)
@@ -32,7 +32,7 @@ def draw(result: Result) -> dict[str, Figure]:
             and not (line := panels.select(of_size, checkpoint=name, metric=metric, null=null)).empty
         ]
         # Beside each other, since their bars would cover one another.
-        for (name, index, line), shift in zip(drawn, panels.shifts(len(drawn)), strict=True):
+        for (name, index, line), shift in zip(lines, panels.shifts(len(lines)), strict=True):
             _, null, label = LINES[index]
             label = _LABELS.get(label, label)
             panels.draw_over_layers(
