@@ -39,6 +39,7 @@ class Question(Kind, Generic[R]):
         printed: whether there is something to read on the screen without a folder.
         splits: whether it can be measured in shards.
         raises: what of it can be wrong, beside names and values; empty = nothing more.
+        written: names of fields with files that a run writes beside its folder.
         work: ``module:class`` of the work that it asks for; imported when a run begins.
         drawn_by: ``module:function`` that draws a table in the ``colors`` of its checkpoints; imported when a run is
             drawn. Empty = ``draw`` does it, or there are no figures.
@@ -60,6 +61,7 @@ class Question(Kind, Generic[R]):
     needs_folder: ClassVar[str] = ""
     printed: ClassVar[bool] = True
     splits: ClassVar[bool] = False
+    written: ClassVar[tuple[str, ...]] = ()
     work: ClassVar[str]
     drawn_by: ClassVar[str] = ""
 
@@ -122,7 +124,7 @@ class Question(Kind, Generic[R]):
 
     def other_files(self) -> list[Path]:
         """Return the files that a run writes beside its folder."""
-        return []
+        return [path for name in self.written if (path := getattr(self, name)) is not None]
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed tables of a run."""

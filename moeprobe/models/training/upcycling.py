@@ -128,7 +128,7 @@ def upcycle(
             or the folder holds something else.
     """
     folder, keys = Path(folder), {**DEFAULTS, **settings}
-    # Of timm's models, a file of weights is what must not be replaced.
+    # The source of a timm model names a file of weights, which must not be replaced.
     file = source.partition("@")[2] if source.startswith(_TIMM) else ""
     check_folder(folder, Path(source), overwrite=overwrite, read=Path(file or source))
     if not 0 <= noise < float("inf"):

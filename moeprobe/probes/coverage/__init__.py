@@ -43,6 +43,7 @@ class Coverage(Probe["Result"]):
     joinable = False
     compares = False
     leaves_out = False
+    written = ("write",)
 
     need: Annotated[int, NEED] = ENOUGH
     other_data: Annotated[
@@ -50,10 +51,6 @@ class Coverage(Probe["Result"]):
         Arg("Other data sets, comma-separated, to compare with --data for as many tokens each."),
     ] = ()
     write: Annotated[Path | None, WRITE] = None
-
-    def other_files(self) -> list[Path]:
-        """Return the file of the subset, if it is asked for."""
-        return [] if self.write is None else [self.write]
 
     def check_data(self, kind: type, data: str) -> None:
         """Raise ``UserError`` where one of the data sets does not exist, or is named twice."""

@@ -145,7 +145,7 @@ class MarginsMeasurement(VariantsMeasurement):
             (SetSurvivalAnalysis(),), aligned=True, seed=info.seed, influences=True, unit_of=info.unit_of
         )
         lines = []
-        # Of one checkpoint at a time, since a curve holds an influence per input.
+        # One checkpoint at a time, since a curve holds an influence per input.
         for checkpoint in sorted({cell.checkpoint for cell in survival}):
             curves: dict[tuple[str, str], list[CellValues]] = {}
             # In the order of their file, in which neighbors share what is read at once.

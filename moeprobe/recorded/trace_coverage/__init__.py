@@ -37,11 +37,8 @@ class TraceCoverage(RecordingProbe["Result"]):
     joinable = False
     common = NAMED
     unit = "requests"
+    written = ("write",)
 
     traces: Annotated[Files, TRACES]
     need: Annotated[int, NEED] = ENOUGH
     write: Annotated[Path | None, WRITE] = None
-
-    def other_files(self) -> list[Path]:
-        """Return the file of the subset, if it is asked for."""
-        return [] if self.write is None else [self.write]

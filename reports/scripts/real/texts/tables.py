@@ -15,8 +15,6 @@ PERTURBATIONS = {
     ("synonyms", 0.5): "synonyms for half of the words that have one",
     ("synonyms", 1.0): "synonyms for all of them",
 }
-
-
 # Parts whose weights are rounded; the last is all of them.
 PARTS = ("router", "experts", "attention", "rest", "whole")
 
