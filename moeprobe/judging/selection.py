@@ -7,7 +7,7 @@ same inputs move both. If all rows are equal, the named one is called separated 
 Sources: intervals that hold together, Šidák 1967; sets that hold the best of several, Gupta 1965.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -148,13 +148,20 @@ def _range_of(metric: str) -> tuple[float, float]:
     return (0.0, 1.0) if form.metric.unit in ("share", "probability") else (-np.inf, np.inf)
 
 
-def ends_of(rows: pd.DataFrame, describe: Callable[[pd.Series], str]) -> str:
+def extremes_of(rows: pd.DataFrame) -> list[Extreme]:
+    """Return the lowest and the highest row; the highest alone where both are of the same layer.
+
+    Args:
+        rows: of a table, one for each layer.
+    """
+    lowest, highest = (Extreme.of(rows, lowest=is_lowest) for is_lowest in (True, False))
+    return [highest] if lowest.row["layer"] == highest.row["layer"] else [lowest, highest]
+
+
+def ends_of(rows: pd.DataFrame) -> str:
     """Return the lowest and the highest value, each with its layer and those not separated from it; one if all are.
 
     Args:
         rows: of a table, one for each layer.
-        describe: returns what stands in brackets beside a value: mostly its layer.
     """
-    lowest, highest = (Extreme.of(rows, lowest=is_lowest) for is_lowest in (True, False))
-    ends = [highest] if lowest.row["layer"] == highest.row["layer"] else [lowest, highest]
-    return " to ".join(f"{interval(end.row)} ({describe(end.row)}{end.beside()})" for end in ends)
+    return " to ".join(f"{interval(end.row)} ({end.row['layer']}{end.beside()})" for end in extremes_of(rows))

@@ -1,5 +1,6 @@
 """Distinct experts and experts asleep in recorded sequences, of planted recordings whose numbers are known."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from moeprobe import api
 from moeprobe.metrics.analyses.asleep import Asleep
 from moeprobe.metrics.sequences import Sequences
 from moeprobe.metrics.stats.linearized import linearize_all
+from moeprobe.recorded.trace_batches.sentences import sentences
 from tests.commands import run
 from tests.metrics.test_sequences import made, numbers, sampled, tokens_of, value
 from tests.recordings.test_locality import EXPERTS, LAYERS, TOP_K, cell, planted, served
@@ -105,10 +107,24 @@ def test_planted_requests_leave_experts_asleep(tmp_path: Path) -> None:
     assert LAYERS == 2
 
 
+def test_sentences_are_short_and_have_no_brackets_in_brackets(trace: Path) -> None:
+    table = api.trace_batches(trace).table
+    # Two tokens; of 32 both layers use all experts.
+    table = table[~(table["severity"] > 2)]
+    several, single = sentences(table), sentences(table[table["layer"].isin(["layers.0", ""])])
+    assert (
+        "use the fewest distinct experts in layers." in several[0] and "The most are in layers." in several[0]
+    )
+    assert re.search(r"2 consecutive tokens use [\d.]+ \[.*\] distinct experts in layers\.0\. ", single[0])
+    for text in (*several, *single):
+        assert not re.search(r"\([^)]*[(\[]|\[[^\]]*[(\[]", text), text
+        assert max(len(sentence.split()) for sentence in re.split(r"(?<=\.) ", text)) <= 25, text
+
+
 @pytest.mark.pictures
 def test_the_command_prints_the_finding_first(trace: Path, tmp_path: Path) -> None:
     result = run("trace", "batches", trace, "--out", tmp_path / "run")
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
-    assert "32 consecutive tokens use" in printed and "experts asleep that other requests use" in printed
+    assert "32 consecutive tokens use" in printed and "experts asleep in layers." in printed
     assert (tmp_path / "run" / "figures" / "batches.png").exists()

@@ -261,7 +261,7 @@ def _on_samples(table: pd.DataFrame) -> list[str]:
         is_mean = (table["metric"] == intervention_metric("price", BANNED).name) & table["expert"].isna()
         means = table[is_mean & (table["checkpoint"] == checkpoint) & table["value"].notna()]
         if len(means):
-            spread = ends_of(means, lambda row: row["layer"])
+            spread = ends_of(means)
             lines.append(
                 f"{checkpoint}: without one expert, drawn from all of the layer for each {units.name}, the loss rises "
                 f"by {spread} nats."

@@ -34,7 +34,7 @@ def _of_tokens(table: pd.DataFrame, name: str) -> Iterator[str]:
         return
     yield (
         f"{name}: by the rank of the router's choice among the tried ones, κ against a random choice is "
-        f"{ends_of(kappas, lambda row: row['layer'])}; {_words(kappas)}."
+        f"{ends_of(kappas)}; {_words(kappas)}."
     )
     layer = kappas["layer"].iloc[0]
     of_layer = table[table["layer"] == layer]

@@ -34,5 +34,5 @@ def _of_model(table: pd.DataFrame, name: str) -> list[str]:
     kappas = table[keep & (table["severity"] == size) & (table["layer"] != "") & table["value"].notna()]
     if len(kappas) < 2:
         return [sentence]
-    spread = ends_of(kappas, lambda row: row["layer"])
+    spread = ends_of(kappas)
     return [sentence, f"{name}: beyond the busiest experts, the next router predicts with κ {spread}."]

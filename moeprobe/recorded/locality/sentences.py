@@ -42,7 +42,7 @@ def _of_recording(table: pd.DataFrame, name: str) -> list[str]:
 
 def _order(kappas: pd.DataFrame) -> str:
     """Return how much more the next token reuses than other tokens of its sequence, in the layers at either end."""
-    spread = ends_of(kappas, lambda row: row["layer"])
+    spread = ends_of(kappas)
     return f"beyond other tokens of the same sequence, the next token reuses experts with κ {spread}."
 
 

@@ -1,13 +1,15 @@
 """What a table of ``trace batches`` says in words."""
 
+from collections.abc import Callable
+
 import pandas as pd
 
 from moeprobe.inputs.modality import TEXT
-from moeprobe.judging.selection import ends_of
+from moeprobe.judging.selection import extremes_of
 from moeprobe.metrics.analyses.asleep import ASLEEP
 from moeprobe.metrics.analyses.asleep import INDEPENDENT as ASLEEP_INDEPENDENT
 from moeprobe.metrics.analyses.distinct_experts import DISTINCT_EXPERTS, EVEN, INDEPENDENT
-from moeprobe.results.numbers import number
+from moeprobe.results.numbers import interval, number
 
 
 def rows_of(table: pd.DataFrame, metric: str, *, tokens: str = TEXT.token) -> pd.DataFrame:
@@ -37,20 +39,20 @@ def _distinct(table: pd.DataFrame, name: str) -> list[str]:
     measured = with_intervals(rows_of(table, DISTINCT_EXPERTS.name))
     if measured.empty or measured["severity"].max() < 2:
         return []
-    size = measured["severity"].max()
-    rows = measured[measured["severity"] == size]
+    size = int(measured["severity"].max())
     independent, even = (
         of_level[of_level["severity"] == size].set_index("layer")["value"]
         for of_level in (rows_of(table, metric.name) for metric in (INDEPENDENT, EVEN))
     )
-    ends = ends_of(
-        rows,
-        lambda row: (
-            f"{row['layer']}, tokens of as many requests {number(independent[row['layer']])}, "
-            f"even router {number(even[row['layer']])}"
+    ends = _describe_ends(
+        measured[measured["severity"] == size],
+        f"{size:,} consecutive tokens use {{}} distinct experts",
+        lambda layer: (
+            f"As many tokens of different requests would use {number(independent[layer])}; an even router would use "
+            f"{number(even[layer])}."
         ),
     )
-    return [f"{name}: {int(size):,} consecutive tokens use {ends} distinct experts."]
+    return [f"{name}: {ends}"]
 
 
 def _asleep(table: pd.DataFrame, name: str) -> list[str]:
@@ -58,8 +60,30 @@ def _asleep(table: pd.DataFrame, name: str) -> list[str]:
     rows = rows_of(table, ASLEEP.name)
     if rows.empty:
         return []
-    independent = rows_of(table, ASLEEP_INDEPENDENT.name).set_index("layer")["value"]
-    ends = ends_of(
-        rows, lambda row: f"{row['layer']}, independent tokens {number(independent[row['layer']])}"
+    independent = rows_of(table, ASLEEP_INDEPENDENT.name).set_index("layer")
+    ends = _describe_ends(
+        rows,
+        "a request leaves {} experts asleep",
+        lambda layer: f"Independent tokens would leave {interval(independent.loc[layer])}.",
     )
-    return [f"{name}: a request leaves {ends} experts asleep that other requests use."]
+    return [f"{name}: {ends} Other requests use the experts that are asleep."]
+
+
+def _describe_ends(rows: pd.DataFrame, subject: str, levels: Callable[[str], str]) -> str:
+    """Return the layers with the fewest and the most experts; the number of one layer alone.
+
+    Args:
+        rows: one for each layer.
+        subject: the beginning of the sentence, with a place for how many.
+        levels: returns the sentence on the levels of a layer.
+    """
+    ends = extremes_of(rows)
+    layers = [str(end.row["layer"]) for end in ends]
+    if len(ends) == 1:
+        beginning = subject.format(interval(ends[0].row))
+        return f"{beginning} in {layers[0]}{ends[0].appended()}. {levels(layers[0])}"
+    beginnings = (subject.format("the fewest"), "The most are")
+    return " ".join(
+        f"{beginning} in {layer}: {interval(end.row)}{end.appended()}. {levels(layer)}"
+        for beginning, layer, end in zip(beginnings, layers, ends, strict=True)
+    )

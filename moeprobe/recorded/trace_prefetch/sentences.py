@@ -54,5 +54,5 @@ def _ends(table: pd.DataFrame, name: str, size: float) -> list[str]:
     kappas = table[keep & (table["severity"] == size) & (table["layer"] != "") & table["value"].notna()]
     if len(kappas) < 2:
         return []
-    spread = ends_of(kappas, lambda row: row["layer"])
+    spread = ends_of(kappas)
     return [f"{name}: beyond the busiest experts, the layer before predicts the next one with κ {spread}."]
