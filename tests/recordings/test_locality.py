@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
 
 from moeprobe import api
@@ -16,6 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.recorded.engine import input_sums
 from moeprobe.recorded.engine.sequences import check_layer
 from moeprobe.recorded.locality import measure
+from moeprobe.recorded.locality.figure import draw
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.reading import TraceFile
 from tests.commands import refused, run
@@ -275,6 +277,30 @@ def test_the_command_prints_the_finding_first(trace: Path, tmp_path: Path) -> No
     assert {row["layer"] for row in again["table"]} == {"layers.1"}
     report = run("report", out, "--out", tmp_path / "report")
     assert report.exit_code == 0, report.output
+
+
+@pytest.mark.pictures
+def test_lines_of_caches_that_find_the_same_are_both_seen(trace: Path) -> None:
+    result = api.trace_locality(trace, figures=False)
+    # LFU finds what LRU finds, with the same intervals.
+    lru = result.table[result.table["metric"] == "cache_hit_lru"]
+    others = result.table[result.table["metric"] != "cache_hit_lfu"]
+    same = pd.concat([others, lru.assign(metric="cache_hit_lfu")], ignore_index=True)
+    figure = draw(replace(result, table=same))["locality"]
+    lines = {str(line.get_label()): line for line in figure.axes[1].get_lines()}
+    figure.legends[0].remove()
+    canvas = FigureCanvasAgg(figure)
+
+    def picture() -> NDArray[np.int64]:
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba(), np.int64)
+
+    whole = picture()
+    for label in ("cache, LRU", "cache, LFU"):
+        lines[label].set_visible(False)
+        changed = (np.abs(picture() - whole).max(axis=-1) > 40).sum()
+        lines[label].set_visible(True)
+        assert changed > 200, f"{label} lies under the other line"
 
 
 def test_of_a_single_request_there_is_no_chance_between_requests(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The figure of ``trace locality``: reuse by the next token over the layers, and what caches find."""
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +15,8 @@ from moeprobe.results.folder import Result
 from moeprobe.results.layouts.expert_cache import of_all_layers
 from moeprobe.results.palette import COLORS
 
+# How matplotlib draws a line: marker, style, widths.
+_Look = dict[str, Any]
 _LEVELS = "0.4"
 # The lines of a recording: metric, null, label, and form of the line.
 _REUSE = (
@@ -20,13 +24,24 @@ _REUSE = (
     (f"{NEXT_TOKEN_REUSE.name}{CHANCE}", STRICT, "other tokens of the sequence", "^:"),
     (f"{NEXT_TOKEN_REUSE.name}{CHANCE}", "pooled", "other sequences", "s--"),
 )
-# The lines of caches: metric, null, label, and form of the line; of several recordings only the first.
+# The lines of caches: metric, null, label, and look of the line; of several recordings only the first.
 _LRU = CACHE_HIT.make("lru").name
-_CACHES = (
-    (_LRU, "", SHORT["lru"], "o-"),
-    *((CACHE_HIT.make(rule).name, "", SHORT[rule], "o-") for rule in ("lfu", "static", "optimal")),
-    (f"{_LRU}{CHANCE}", "eviction", "random eviction", "--"),
-    (f"{_LRU}{CHANCE}", "even", "even router", ":"),
+_THIN: _Look = {"marker": "o", "markersize": 3.5, "linewidth": 1.2}
+# LFU often finds as much as LRU, so its line is wide enough to be seen on both sides of LRU's, which lies on it.
+_WIDE: _Look = {
+    "marker": "s",
+    "markersize": 8.0,
+    "linewidth": 5.0,
+    "alpha": 0.4,
+    "zorder": 1.9,
+    "markeredgewidth": 0.0,
+}
+_CACHES: tuple[tuple[str, str, str, _Look], ...] = (
+    (_LRU, "", SHORT["lru"], _THIN),
+    (CACHE_HIT.make("lfu").name, "", SHORT["lfu"], _WIDE),
+    *((CACHE_HIT.make(rule).name, "", SHORT[rule], _THIN) for rule in ("static", "optimal")),
+    (f"{_LRU}{CHANCE}", "eviction", "random eviction", {"linestyle": "--", "linewidth": 1.2}),
+    (f"{_LRU}{CHANCE}", "even", "even router", {"linestyle": ":", "linewidth": 1.2}),
 )
 
 
@@ -70,7 +85,7 @@ def _draw_caches(axes: Axes, result: Result, caches: pd.DataFrame) -> None:
     rules = _CACHES if len(names) == 1 else _CACHES[:1]
     for name in names:
         of_recording = caches[caches["checkpoint"] == name]
-        for index, (metric, null, label, style) in enumerate(rules):
+        for index, (metric, null, label, look) in enumerate(rules):
             keep = (of_recording["metric"] == metric) & (of_recording["null"].fillna("") == null)
             rows = of_recording[keep & of_recording["value"].notna()].sort_values("severity")
             # Chance levels in gray: the last color of the palette is too pale for a thin line.
@@ -78,7 +93,7 @@ def _draw_caches(axes: Axes, result: Result, caches: pd.DataFrame) -> None:
             color = only if len(names) == 1 else result.sidecar.colors[name]
             own_label = f"cache, {label}" if len(names) == 1 else f"{name}, cache, {label}"
             x = rows["severity"].to_numpy(float)
-            axes.plot(x, rows["value"], style, color=color, label=own_label, markersize=3.5, linewidth=1.2)
+            axes.plot(x, rows["value"], color=color, label=own_label, **look)
             if rows["ci_low"].notna().all() and not null:
                 axes.fill_between(
                     x, rows["ci_low"].to_numpy(float), rows["ci_high"].to_numpy(float), color=color, alpha=0.2
