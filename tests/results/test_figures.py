@@ -1,6 +1,8 @@
 """Figures show all that they are given, whatever the checkpoints have in common."""
 
+import ast
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,9 @@ from moeprobe.results.figures import panels
 from moeprobe.results.palette import colors
 from moeprobe.results.tables import frame
 from tests.results.drawn import words
+from tests.sources import tree_of
 
+PACKAGE = Path(panels.__file__).parents[2]
 _MATCH = [
     (f"top1_match{what}", null)
     for what, nulls in (
@@ -187,3 +191,17 @@ def test_a_collapsed_router_is_called_collapsed(kind: str, severities: list[floa
     words = [text.get_text() for axes in drawn.axes for text in axes.texts]
     # Two layers, and each severity of a sweep.
     assert words.count("collapsed") == 2 * len(severities)
+
+
+def test_no_figure_asks() -> None:
+    """A title names what is drawn, or says what was found."""
+    files = [*PACKAGE.glob("**/*figure.py"), *PACKAGE.glob("results/figures/**/*.py")]
+    strings = [
+        (path.name, node.value)
+        for path in files
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert len(strings) > 1000
+    # What follows a title in the same string, such as the view, is no constant.
+    assert not [text for text in strings if text[1].rstrip().endswith("?")]

@@ -50,5 +50,5 @@ def draw(
         top = max(panel.get_ylim()[1] for panel in axes[row])
         axes[row, 0].set_ylim(-0.03 * top, top)
     drawn = patches[patches["metric"].isin([f"{name}{kind}" for name in numbers for kind in kinds])]
-    title = "What changes a token's experts, patches"
+    title = "Dependence of routing on other tokens, patches"
     return {"contagion": panels.finish(figure, drawn, title=title, notes=notes)}

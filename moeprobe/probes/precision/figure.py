@@ -36,6 +36,6 @@ def draw(rows: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[str
             if across == 0:
                 panel.set_ylabel("tokens that choose\nother experts")
         axes[down, 0].set_ylim(bottom=0)
-    title = "Which part may be rounded before tokens change experts?"
+    title = "Tokens that change experts when a part of the weights is rounded"
     layer_rows = rows[rows["layer"].isin(layers)]
     return {"precision": panels.finish(figure, layer_rows, title=title, notes=notes)}

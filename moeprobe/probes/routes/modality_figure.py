@@ -39,4 +39,6 @@ def draw(tables: Sequence[ModalityTable], table: pd.DataFrame) -> dict[str, Figu
         "0: words alone, 1: image tokens alone, both kinds weighed alike; white: no token chooses the expert",
         f"Nearly one kind alone: below {1 - ALONE:.2f} or from {ALONE} up",
     ]
-    return {"modality": finish(figure, table, title="Which experts see pictures?", notes=notes)}
+    return {
+        "modality": finish(figure, table, title="Image tokens among the choices of each expert", notes=notes)
+    }

@@ -93,7 +93,7 @@ def draw(
         figures["attribution"] = panels.finish(
             figure,
             table[table["metric"].isin(parts)],
-            title=f"What changes the output, features or switching experts? {view}",
+            title=f"Change of the output by features and by switching experts: {view}",
             notes=[f"Gates {gates}"],
             mark="bands",
         )
