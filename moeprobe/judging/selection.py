@@ -108,18 +108,6 @@ class Extreme:
         return f"; {clause}" if (clause := self.clause()) else ""
 
 
-def mean_with_ends(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the means of rows, a row for each value of the column ``by``, with ends that hold for all means at once.
-
-    An end is the mean of the ends of intervals that hold for all rows at once, so it holds however rows vary together.
-    """
-    together = widen_intervals(rows)
-    means = together.groupby(by, sort=False)[["value", "ci_low", "ci_high"]].agg(
-        lambda ends: ends.mean(skipna=False)
-    )
-    return means.reset_index().assign(metric=rows["metric"].iloc[0], images=int(rows["images"].min()))
-
-
 def widen_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one model with intervals that hold for all of them at once (Šidák 1967)."""
     has_interval = rows["ci_low"].notna()

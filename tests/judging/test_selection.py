@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moeprobe.judging.selection import Extreme, mean_with_ends, widen_intervals
+from moeprobe.judging.selection import Extreme, widen_intervals
 from moeprobe.metrics.stats.proportions import critical
 from moeprobe.probes.precision import Precision
 
@@ -79,33 +79,26 @@ def test_wider_ends_stay_within_what_a_number_can_be() -> None:
         assert low or wide["ci_low"].min() < -0.1
 
 
-def test_ends_of_means_hold_however_rows_vary_together() -> None:
-    """Means over layers that all see the same noise: both their ends hold for all means at once."""
-    rng, outside = np.random.default_rng(3), 0
-    for _ in range(100):
-        rows = layers(rng, np.full(12, 0.5), shared=0.5).assign(part=["a", "b", "c"] * 4)
-        means = mean_with_ends(rows, "part")
-        outside += bool(((means["ci_low"] > 0.5) | (means["ci_high"] < 0.5)).any())
-    assert outside / 100 <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 100)
-    assert means["value"].tolist() == pytest.approx([rows["value"][start::3].mean() for start in range(3)])
-    # In the order of the rows.
-    assert mean_with_ends(rows.iloc[::-1], "part")["part"].tolist() == ["c", "b", "a"]
-
-
 def test_the_part_that_moves_most_comes_with_those_that_move_as_much() -> None:
-    shares = {"router": 0.1, "experts": 0.3, "attention": 0.31}
+    shares = {"router": 0.1, "experts": 0.3, "attention": 0.31, "whole": 0.4}
     table = pd.DataFrame(
         [
-            {"view": f"{part} int8", "layer": layer, "value": 1 - share}
-            | {"ci_low": 0.97 - share, "ci_high": 1.03 - share}
+            {"view": f"{part} int8", "layer": layer, "value": 1 - share * factor}
+            | {"ci_low": 0.97 - share * factor, "ci_high": 1.03 - share * factor}
             for part, share in shares.items()
-            for layer in ("blocks.1", "blocks.3")
+            for layer, factor in (("blocks.1", 0.5), ("blocks.3", 1.0))
         ]
     ).assign(
         metric="top1_match", null="", tokens="patch", checkpoint="a", severity=np.nan, draw=pd.NA, expert=pd.NA,
         images=200, trials=1000, top_k=1, flag="",
     )  # fmt: skip
-    (line,) = Precision.conclusions(table)
-    assert line.endswith(
-        "attention 31.00 %, experts 30.00 %, router 10.00 %; attention is not separated from experts."
-    )
+    assert Precision.conclusions(table) == [
+        "a, int8 (200 images, 1,000 trials): rounding all parts changes the experts of 0.200 [0.170, 0.230] (blocks.1; "
+        "separated from all others) to 0.400 [0.370, 0.430] (blocks.3; separated from all others) of the patches. In "
+        "blocks.3, the single part that changes most is attention: 0.310 [0.280, 0.340], not separated from experts."
+    ]
+    nothing = table.assign(value=1.0, ci_low=0.99, ci_high=1.0)
+    assert Precision.conclusions(nothing) == [
+        "a, int8 (200 images, 1,000 trials): rounding all parts changes the experts of 0.000 [0.000, 0.010] of the "
+        "patches in each of 2 layers. No part alone changes any in blocks.1."
+    ]

@@ -144,7 +144,7 @@ def test_the_command(tmp_path: Path) -> None:
     result = run(*command)
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
-    assert "int8, tokens that change experts when one part is rounded: " in said
+    assert "int8 (24 images, 384 trials): rounding all parts changes the experts of 0." in said
     assert "whole int8" in said and (out / "figures" / "precision.png").exists()
     assert "is finished" in run(*command).output
     about = json.loads((out / "table.json").read_text())
@@ -167,6 +167,8 @@ def test_the_set_decides_where_a_token_has_several_experts() -> None:
         "tokens": "patch",
         "null": "",
         "images": 40,
+        "trials": 640,
+        "flag": "",
     }
     matches = {"top1_match": 0.9, "top2_match": 0.6, "top2_set_match": 0.7}
     ends = {"ci_low": 0.5, "ci_high": 0.95}
@@ -174,7 +176,10 @@ def test_the_set_decides_where_a_token_has_several_experts() -> None:
         [shared | ends | {"metric": name, "value": value} for name, value in matches.items()]
     )
     [said] = Precision.conclusions(table)
-    assert "router 30.00 %" in said
+    assert said == (
+        "a, int8 (40 images, 640 trials): rounding router changes the experts of 0.300 [0.050, 0.500] (blocks.1) of "
+        "the patches."
+    )
     assert by_part(table)["value"].tolist() == pytest.approx([0.3])
     alone = table[table["metric"] == "top1_match"]
     assert by_part(alone)["value"].tolist() == pytest.approx([0.1])

@@ -35,6 +35,7 @@ class Precision(Probe["Result"]):
     name = "precision"
     title = "Routing under quantized weights"
     work = "moeprobe.probes.precision.measure:PrecisionMeasurement"
+    concluded_by = "moeprobe.probes.precision.sentences:sentences"
     panel = Panel.STRESS
     analyses = (
         "match",
@@ -100,28 +101,6 @@ class Precision(Probe["Result"]):
         """Return the compared precisions."""
         return "Weights rounded to a format, against the model as it is"
 
-    @classmethod
-    def conclusions(cls, table: "DataFrame") -> list[str]:
-        """Return for each format which part moves most choices: means over layers and checkpoints."""
-        from moeprobe.judging.selection import Extreme, mean_with_ends
-
-        rows = by_part(table)
-        means = rows.groupby(["format", "part"], sort=False)["value"].mean()
-        lines = []
-        for name in [name for name in FORMATS if name in set(rows["format"])]:
-            single = means[name].drop(WHOLE, errors="ignore").sort_values(ascending=False, kind="stable")
-            parts = ", ".join(f"{part} {_share(value)}" for part, value in single.items())
-            together = f"; all of it {_share(means[name][WHOLE])}" if WHOLE in means[name] else ""
-            # The part that moves most was picked for that, so the sentence names those not separated from it.
-            of_parts = rows[(rows["format"] == name) & (rows["part"] != WHOLE)]
-            ends = mean_with_ends(of_parts, "part")
-            extreme = Extreme.of(ends, lowest=False, names=ends["part"])
-            selection = f"; {extreme.row['part']} is {clause}" if (clause := extreme.clause()) else ""
-            lines.append(
-                f"{name}, tokens that change experts when one part is rounded: {parts}{together}{selection}."
-            )
-        return lines
-
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the share of choices that differ, for each part along the formats."""
         from moeprobe.probes.precision.figure import draw
@@ -136,7 +115,3 @@ def by_part(table: "DataFrame") -> "DataFrame":
     rows = flips(table)
     words = rows["view"].str.split(" ", n=1)
     return rows.assign(part=words.str[0], format=words.str[1])
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.2f} %"
