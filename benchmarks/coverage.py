@@ -1,6 +1,6 @@
 """How often do the 95 % intervals hold the truth? Experiments whose truth is known.
 
-Prints the tables of docs/concepts/coverage.md: that of resamples and that of linearized intervals.
+Prints the tables of docs/concepts/interval-coverage.md: that of resamples and that of linearized intervals.
 
     python -m benchmarks.coverage --runs 2000
 
@@ -42,13 +42,13 @@ class World:
 
     Attributes:
         load: ``(E,)`` how often each expert is chosen.
-        steady: mean chance of a patch to keep its expert; elsewhere it draws again from its image's experts.
-        clustering: images' own preferences vary like a Dirichlet's, and their steadiness like a Beta's, of this sum of
+        stable: mean chance of a patch to keep its expert; elsewhere it draws again from its image's experts.
+        clustering: images' own preferences vary like a Dirichlet's, and their stability like a Beta's, of this sum of
             parameters; None = all images are alike.
     """
 
     load: Array
-    steady: float
+    stable: float
     clustering: float | None
 
     def truth(self) -> dict[str, float]:
@@ -57,25 +57,25 @@ class World:
         within = pooled
         if self.clustering is not None:
             within += float((self.load * (1 - self.load)).sum()) / (self.clustering + 1)
-        match = self.steady + (1 - self.steady) * within
+        match = self.stable + (1 - self.stable) * within
         entropy = -float((self.load * np.log(self.load)).sum() / np.log(len(self.load)))
         return {
             "match": match,
             "chance, pooled": pooled,
             "chance, image": within,
             "κ, pooled": (match - pooled) / (1 - pooled),
-            "κ, image": self.steady,
+            "κ, image": self.stable,
             "load entropy": entropy,
         }
 
     def draw(self, rng: np.random.Generator, num_images: int) -> dict[str, Statistic]:
         """Return the statistics of one experiment."""
-        preferred, steady = np.tile(self.load, (num_images, 1)), np.full(num_images, self.steady)
+        preferred, stable = np.tile(self.load, (num_images, 1)), np.full(num_images, self.stable)
         if self.clustering is not None:
             preferred = rng.dirichlet(self.load * self.clustering, size=num_images)
-            steady = rng.beta(self.steady * self.clustering, (1 - self.steady) * self.clustering, num_images)
+            stable = rng.beta(self.stable * self.clustering, (1 - self.stable) * self.clustering, num_images)
         reference, again = (_choose(rng, preferred) for _ in range(2))
-        view = np.where(rng.random(reference.shape) < steady[:, None], reference, again)
+        view = np.where(rng.random(reference.shape) < stable[:, None], reference, again)
         image, place = np.divmod(np.arange(reference.size), PATCHES)
         alike = same(reference.ravel(), view.ravel(), size=len(self.load))
         trials = Trials(image, alike, num_images=num_images)
@@ -103,9 +103,9 @@ def _choose(rng: np.random.Generator, preferred: Array) -> NDArray[np.int64]:
 _UNEVEN = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.07, 0.05, 0.03])
 _EVEN = np.full(8, 1 / 8)
 WORLDS = {
-    "steady 0.5, independent": World(_UNEVEN, 0.5, None),
-    "steady 0.5, images differ": World(_UNEVEN, 0.5, 3.0),
-    "steady 0.97, images differ": World(_UNEVEN, 0.97, 3.0),
+    "stable 0.5, independent": World(_UNEVEN, 0.5, None),
+    "stable 0.5, images differ": World(_UNEVEN, 0.5, 3.0),
+    "stable 0.97, images differ": World(_UNEVEN, 0.97, 3.0),
     "even load, images differ": World(_EVEN, 0.5, 3.0),
 }
 # Share of images on which both classifiers are right, the first alone, the second alone.
@@ -147,7 +147,7 @@ def experiments(
         if run % _SHARING == 0 and not linear:
             bootstrap = Bootstrap(num_images, seed=run, num_resamples=resamples)
         for name, world in WORLDS.items():
-            less = World(world.load, 0.8 * world.steady, world.clustering)
+            less = World(world.load, 0.8 * world.stable, world.clustering)
             truth, expected = world.truth(), less.truth()
             found = values(world.draw(rng, num_images))
             for number, replicates in found.items():

@@ -1,6 +1,6 @@
 """How often does a page name a side where nothing differs? The images of two models, exchanged at random.
 
-Writes ``reports/exchanged/table.csv``, which docs/concepts/coverage.md shows.
+Writes ``reports/exchanged/table.csv``, which docs/concepts/interval-coverage.md shows.
 
     python -m benchmarks.exchanged build/exchanged --runs 200
 

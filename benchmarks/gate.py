@@ -1,6 +1,6 @@
 """How often does the gate of a comparison fail a model that is no worse? Experiments with two equal models.
 
-Writes ``reports/gate/table.csv``, which docs/concepts/coverage.md shows.
+Writes ``reports/gate/table.csv``, which docs/concepts/interval-coverage.md shows.
 
     python -m benchmarks.gate --runs 200
 

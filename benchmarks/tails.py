@@ -1,6 +1,6 @@
 """How often do intervals of mean prices hold the truth, where a few images carry them? With the guard and without.
 
-Prints the table of docs/concepts/coverage.md on means of losses.
+Prints the table of docs/concepts/interval-coverage.md on means of losses.
 
     python -m benchmarks.tails --runs 1000
 

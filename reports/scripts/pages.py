@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "concepts" / "good-kappa.md",
-    ROOT / "docs" / "concepts" / "coverage.md",
+    ROOT / "docs" / "concepts" / "interval-coverage.md",
     ROOT / "docs" / "concepts" / "intervals.md",
     ROOT / "docs" / "contributing" / "architecture.md",
     *sorted((ROOT / "docs" / "results").glob("*.md")),

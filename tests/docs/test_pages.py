@@ -68,6 +68,12 @@ def test_a_page_has_one_title_and_anchors_that_are_the_same_on_github_and_on_the
     assert [slugify(heading, "-") for heading in headings(page)] == list(map(on_github, headings(page)))
 
 
+def test_titles_of_pages_differ() -> None:
+    """The navigation, and what a search finds, show titles alone."""
+    titles = Counter(headings(page)[0].lower() for page in PAGES if page != README)
+    assert max(titles.values()) == 1, titles.most_common(1)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     folders = "cli|probes|studies|adapters|results|metrics|models|inputs|routing|runtime"

@@ -1,4 +1,4 @@
-"""Where nothing differs, surfaces name a side as rarely as they say; docs/concepts/coverage.md has the table."""
+"""Where nothing differs, surfaces name a side as rarely as docs/concepts/interval-coverage.md says."""
 
 import csv
 from pathlib import Path

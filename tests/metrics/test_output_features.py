@@ -47,6 +47,6 @@ def test_intervals_cover(num_images: int) -> None:
         (replicates,) = bootstrap.replicate([(estimator.statistic, columns["compared_outputs"])])
         interval = replicates.interval()
         held += bool(interval.low <= 1 - 1 / 13 <= interval.high)
-    # As all intervals of resamples: of few images they cover a little less (docs/concepts/coverage.md).
+    # As all intervals of resamples: of few images they cover a little less (docs/concepts/interval-coverage.md).
     assert held / runs >= 0.92 - 3 * np.sqrt(0.92 * 0.08 / runs), held / runs
     assert held / runs <= 0.99

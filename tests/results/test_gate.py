@@ -1,6 +1,6 @@
 """The gate fails a model that is no worse as rarely as it says, in experiments with two equal models.
 
-docs/concepts/coverage.md has the table, from ``reports/gate/table.csv``.
+docs/concepts/interval-coverage.md has the table, from ``reports/gate/table.csv``.
 """
 
 import csv

@@ -193,7 +193,7 @@ def test_the_guard_drops_intervals_that_miss_the_truth() -> None:
 
 @pytest.mark.slow
 def test_intervals_that_pass_cover() -> None:
-    """The table of docs/concepts/coverage.md: where most samples have an interval, it covers as often as it says."""
+    """Where most samples have an interval, it covers as often as docs/concepts/interval-coverage.md says."""
     runs = 400
     found = simulate(runs=runs, resamples=400, seed=1)
     print(table(found))

@@ -1,6 +1,6 @@
 """Intervals hold the truth as often as they say, in experiments whose truth is known.
 
-docs/concepts/coverage.md has the table.
+docs/concepts/interval-coverage.md has the table.
 """
 
 import re
@@ -13,7 +13,7 @@ from benchmarks.coverage import IMAGES, LINEARIZED, WORLDS, coverage, table
 from moeprobe.metrics.stats.load import Entropy
 from moeprobe.metrics.stats.statistic import Ratio
 
-PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "coverage.md"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "interval-coverage.md"
 RUNS, RESAMPLES = 120, 300
 
 
@@ -83,7 +83,7 @@ def test_linearized_intervals_cover(linearized: dict[tuple[str, str], list[float
 
 def test_without_the_corrections_the_truth_is_missed() -> None:
     """What the experiments would have said of the plain entropy: 100 of 20 images whose patches prefer few experts."""
-    world, rng = WORLDS["steady 0.5, images differ"], np.random.default_rng(0)
+    world, rng = WORLDS["stable 0.5, images differ"], np.random.default_rng(0)
     truth, once = world.truth()["load entropy"], np.ones((IMAGES[0], 1))
     errors = []
     for _ in range(100):
