@@ -154,6 +154,16 @@ def answers(rng: np.random.Generator, pilots: int, images: int) -> NDArray[np.bo
     )
 
 
+def test_the_share_of_pilots_that_plan_enough_is_what_the_page_measures() -> None:
+    page = (REPORTS.parent / "docs" / "concepts" / "intervals.md").read_text(encoding="utf-8")
+    rows = page.split("| images of the pilot |")[1].split("\n\n")[0].splitlines()[2:]
+    shares = [float(row.strip("|").split("|")[2]) for row in rows]
+    plan = plan_images(NOISE, difference=0.01)
+    assert (
+        f"In simulations, {min(shares):.3f} to {max(shares):.3f} of pilots plan enough." in plan.sentences[0]
+    )
+
+
 def powers(needed: Any, *, factor: float) -> Any:
     """Return the true power of planned numbers of images: the interval ends ``factor`` standard errors away."""
     return stats.nct.sf(factor, needed - 1, DIFFERENCE * np.sqrt(needed) / SPREAD)

@@ -42,7 +42,8 @@ def plan(
 ) -> None:
     """How many images show such a difference? A finished run is the pilot; nothing is measured.
 
-    Four of five pilots plan enough images. With --trainings it says whether more trainings or more images help.
+    In simulations, 0.725 to 0.850 of pilots plan enough images. With --trainings it says whether more trainings or more
+    images help.
 
     Example: `moeprobe plan reports/demo/noise-sweep --difference 0.01`
     """

@@ -37,6 +37,8 @@ from moeprobe.studies.plan.pilots import location, read_pilot, worst_cells
 
 _IMAGES, _TRAININGS = "plan.csv", "plan-trainings.csv"
 _FAMILY = family_of_table("plan", PLAN_COLUMNS, files=(_TRAININGS,))
+# Shares of simulated pilots of 20 to 100 images that plan enough: the table of docs/concepts/intervals.md.
+_ENOUGH = "0.725 to 0.850"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def plan_images(
 ) -> ImagesPlan:
     """Say how many images show a difference of two checkpoints, from a finished run as a pilot.
 
-    Four of five pilots plan enough images: their errors are estimates, and upper limits take their place.
+    Errors of a pilot are estimates, so upper limits take their place. In simulations, 0.725 to 0.850 of pilots then
+    plan enough images.
 
     Args:
         runs: a finished run of two or more checkpoints, a comparison, runs as ``compare`` takes them, or a run of one
@@ -178,8 +181,8 @@ def _sentences(families: pd.DataFrame, units: Modality) -> list[str]:
     where = f"{location(row)} needs most. " if location(row) else ""
     sentences = [
         f"About {_round_up(row['images_needed'])} {units.units} show a difference of {row['difference']:g} in {name}, "
-        f"with {row['power']:.0%} power; the run has {row['images']:,.0f}. {where}About four of five runs like "
-        "this one plan enough."
+        f"with {row['power']:.0%} power; the run has {row['images']:,.0f}. {where}In simulations, "
+        f"{_ENOUGH} of pilots plan enough."
     ]
     if not row["reference"]:
         sentences.append(
