@@ -83,6 +83,14 @@ def test_a_change_is_checked_and_tested() -> None:
     assert paths and all((ROOT / path).exists() for path in paths)
 
 
+def test_every_pull_request_runs_what_must_pass_before_it_lands() -> None:
+    path = ROOT / ".github" / "workflows" / "tests.yml"
+    # YAML 1.1 reads the key ``on`` as true.
+    assert "pull_request" in yaml.safe_load(path.read_text(encoding="utf-8"))[True]
+    runs = {command for job in jobs(path).values() for command in commands(job)}
+    assert {".ci/run", "make test"} <= runs
+
+
 def test_the_jobs_of_the_night_are_the_parts_of_make_nightly() -> None:
     matrix = jobs(ROOT / ".github/workflows/nightly.yml")["nightly"]["strategy"]["matrix"]
     assert matrix["target"] == TARGETS["nightly"].split()
