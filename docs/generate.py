@@ -78,6 +78,7 @@ DRAWN = {
     "balance.png": "guide_figures",
     "corruptions.png": "guide_figures",
     "margins.png": "guide_figures",
+    "quantized.png": "guide_figures",
     "monitor.png": "monitor_figure",
     "experts-price.png": "guide_figures",
 }

@@ -28,6 +28,7 @@ from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.seeds import generator
 from reports.scripts.printed import in_256_colors
 from reports.scripts.regenerate_precision import license_lines, made
+from tests.adapters.tiny_gguf import write as write_gguf
 from tests.adapters.tiny_pictures import save as save_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,7 @@ def main(names: Sequence[str]) -> None:
         "balance": balance,
         "corruptions": corruptions,
         "margins": margins,
+        "quantized": quantized,
     }
     for name in names or pictures:
         [path] = save(pictures[name](), IMAGES / name)
@@ -160,6 +162,22 @@ def texts() -> Figure:
                 layers=("layers.1",),
             )
     return result.plot()["overlay-layers.1"]
+
+
+def quantized() -> Figure:
+    """Return where a language model with random weights routes otherwise once a GGUF file holds it in few bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines, model = license_lines(), Path(folder) / "olmoe-random"
+        made(model, words_of=lines)
+        write_gguf(model / "q4_0.gguf", model, "olmoe", {"exps": "Q4_0", "": "Q8_0"})
+        (Path(folder) / "lines.txt").write_text("\n".join(lines), encoding="utf-8")
+        with contextlib.chdir(folder):  # the figure calls the texts by their path
+            forms = ["hf:olmoe-random", "hf:olmoe-random,gguf=q4_0.gguf"]
+            api.record(forms, data="text:lines.txt", out="traces")
+            result = api.analyze_trace(
+                ["traces/olmoe-random/clean.parquet", "traces/q4_0.gguf/clean.parquet"]
+            )
+    return result.plot()["disagreement"]
 
 
 def data_sets(count: int = 6) -> Figure:
