@@ -27,6 +27,7 @@ REPORTS = Path(__file__).parents[2] / "reports"
 WORDS = ("layer", "null", "view", "number", "reference")
 LAYERS = ("blocks.1", "blocks.3")
 REPORTS_OF_SWEEPS = [
+    "thesis",
     "combine",
 ]
 # What the table of seeds calls the numbers of a view: metric of the claim (of the set for k experts), null.
