@@ -30,8 +30,8 @@ from moeprobe.results.stored import of_file
 from moeprobe.runtime.files import write_csv, write_json
 
 SUMS = "sums.parquet"
-# Seconds between two looks at the memory.
-_PAUSE = 0.1
+# Seconds between two looks at the memory, and how many times as long as a look they are at least.
+_PAUSE, _TIMES_A_LOOK = 0.1, 20
 
 
 def main() -> None:
@@ -111,8 +111,10 @@ def measure_step(work: Callable[[Path], None], folder: Path) -> dict[str, float]
     process.start()
     most = 0.0
     while process.is_alive():
+        looked = time.perf_counter()
         most = max(most, _resident(process.pid))
-        process.join(_PAUSE)
+        # A look takes milliseconds per process, in which its memory is locked.
+        process.join(max(_PAUSE, _TIMES_A_LOOK * (time.perf_counter() - looked)))
     if process.exitcode != 0:
         raise SystemExit(f"The step ended with exit code {process.exitcode}.")
     if not most:

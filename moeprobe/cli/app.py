@@ -39,6 +39,7 @@ from moeprobe.errors import FinishedError, UserError
 from moeprobe.runtime import processes
 from moeprobe.runtime.catalog import blame, use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
+from moeprobe.runtime.object_stores import listed_once
 from moeprobe.runtime.signals import Ending
 
 
@@ -48,7 +49,7 @@ class MainGroup(CommandGroup):
     def invoke(self, ctx: Any) -> None:
         """Run the command; end the process where it fails."""
         as_json = "--json" in ctx.args  # before the command takes its arguments
-        with Ending() as ending:
+        with listed_once(), Ending() as ending:
             try:
                 try:
                     super().invoke(ctx)

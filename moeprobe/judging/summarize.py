@@ -26,7 +26,7 @@ _Lines = tuple[dict[int, list[dict[str, Any]]], dict[int, list[Compared]]]
 def summarize(
     images: SumsStore, *, analyses: Analyses, run_info: About, combine: Combine | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Return the table of a run and, with two or more checkpoints, the judged differences from the first.
+    """Return the table of a run, and the judged differences from its first checkpoint; None where there are none.
 
     Where there are random draws, all of them together come first, then each by itself. What ``combine`` makes of the
     values comes last.
@@ -79,9 +79,9 @@ def summarize(
                 cell_numbers += [len(order)] * len(compared)
     table = frame(with_unseen([line for number in sorted(rows) for line in rows[number]]))
     table = with_rows(table, means)
-    if not paired:
-        return table, None
     judged = judging.rows()
+    if not judged:
+        return table, None
     return table, frame([judged[at] for at in np.argsort(cell_numbers, kind="stable")], judged=True)
 
 

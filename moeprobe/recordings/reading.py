@@ -331,7 +331,7 @@ class TraceFile:
 
 
 def _rows_of(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    # Rows beside one another are a slice, which copies nothing.
-    if (np.diff(rows) == 1).all():
+    # Rows beside one another are a slice, which copies nothing but keeps the whole group: it must be most of that.
+    if 2 * len(rows) > table.num_rows and (np.diff(rows) == 1).all():
         return table.slice(int(rows[0]), len(rows))
     return table.take(pa.array(rows))

@@ -75,7 +75,7 @@ class Result:
 
     Attributes:
         table: one value per row; the columns are described in ``columns.COLUMNS``.
-        comparison: paired differences from the first checkpoint; None with a single one.
+        comparison: paired differences from the first checkpoint; None where there are none.
         sums: the sums per image, as they are stored.
         sidecar: configuration and provenance.
         drawing: makes the figures of such a result.

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,10 @@ _SECONDS = 30
 _LONGEST_REASON = 300
 # Copies of objects without a time, which are taken for the present ones until this process ends.
 _UNDATED: set[Path] = set()
+# What addresses stand for, by the address and the suffix; None = it is asked each time.
+_LISTINGS: ContextVar["dict[tuple[str, str], tuple[FileSystem, list[FileInfo]]] | None"] = ContextVar(
+    "listings", default=None
+)
 
 
 def is_remote(path: str | Path) -> bool:
@@ -74,6 +79,16 @@ def check_local(path: Path) -> None:
         )
 
 
+@contextlib.contextmanager
+def listed_once() -> Iterator[None]:
+    """Within the block, ask once for what an address stands for: a command reads the same objects throughout."""
+    token = _LISTINGS.set({})
+    try:
+        yield
+    finally:
+        _LISTINGS.reset(token)
+
+
 def copies_of(path: str | Path, *, suffix: str, watcher: Progress | None = None) -> list[Path]:
     """Return local copies of an object, of those in a folder, or of those that match a pattern, in their order.
 
@@ -86,8 +101,14 @@ def copies_of(path: str | Path, *, suffix: str, watcher: Progress | None = None)
         UserError: the store cannot be read, or has no such object.
     """
     _check_keyless(path)
-    with _reading(path):
-        store, objects = _find(path, suffix)
+    listings, key = _LISTINGS.get(), (str(path), suffix)
+    listing = None if listings is None else listings.get(key)
+    if listing is None:
+        with _reading(path):
+            listing = _find(path, suffix)
+        if listings is not None:
+            listings[key] = listing
+    store, objects = listing
     return [_copy(store, entry, path, watcher or Progress()) for entry in objects]
 
 

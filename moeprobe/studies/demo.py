@@ -9,6 +9,7 @@ from moeprobe.adapters.open import load_model
 from moeprobe.declarations import Probe
 from moeprobe.declarations.options import Options
 from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.models.checkpoints.location import CHECKPOINTS, DEMO
 from moeprobe.models.config import load
 from moeprobe.models.training.reporting import Report
 from moeprobe.probes.confidence import Confidence
@@ -24,7 +25,7 @@ from moeprobe.studies.report import report as write_report
 from moeprobe.studies.train import train
 
 R = TypeVar("R")
-BASELINE, PRC = "demo-baseline", "demo-prc"
+BASELINE, PRC = DEMO
 NAMES = ("V-MoE", "V-MoE + PRC")  # on the page
 NOISE, SPLIT = 0.2, "test"
 SHOWN_NOISE = (0.0, 0.05, 0.1, 0.15, NOISE)
@@ -47,7 +48,7 @@ class DemoResult:
 def run(
     *,
     seed: int = 0,
-    checkpoints: Path = Path("checkpoints"),
+    checkpoints: Path = CHECKPOINTS,
     reports: Path = Path("reports/demo"),
     overrides: tuple[str, ...] = (),
     device: str = "auto",

@@ -266,6 +266,7 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "over trainings and images": training_tables.lines,
     "corruptions over trainings and images": training_tables.corruptions,
     "attacks over trainings and images": training_tables.attacks,
+    "a sweep over trainings and images": training_tables.sweeps,
     "accuracies": accuracies,
     "dead experts": dead_experts,
     "what changes the accuracy under noise": causes_of_accuracy,

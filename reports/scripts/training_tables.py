@@ -76,6 +76,17 @@ def attacks(folder: Path) -> list[str]:
     return _by_rows("attack on | ε", rows, _OF_ATTACKS)
 
 
+def sweeps(folder: Path) -> list[str]:
+    """Return what sweeps compare: a line per number of the output or of a layer, a column per difference."""
+    table = _read(folder)
+    groups = list(dict.fromkeys(table["group"]))
+    written = [f"| MoE layer | | {' | '.join(groups)} |", f"|{'---|' * (len(groups) + 2)}"]
+    for (number, layer), rows in table.groupby(["number", "layer"], sort=False):
+        cells = [_cell(rows[rows["group"] == group]) for group in groups]
+        written.append(f"| {f'`{layer}`' if layer else 'output'} | {number} | {' | '.join(cells)} |")
+    return written
+
+
 def _by_rows(first: str, rows: Mapping[str, pd.DataFrame], metrics: Mapping[str, str]) -> list[str]:
     """Return a line per name: accuracy, and each metric in each layer, with k = 2."""
     layers = sorted({layer for part in rows.values() for layer in part["layer"] if layer})

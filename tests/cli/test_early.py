@@ -24,6 +24,8 @@ from tests.docs.pages import COMMANDS
 REFUSALS = {
     "confidence nosuch": "There is no checkpoint 'nosuch'; give a run folder",
     "confidence runs/demo-pcr": "Did you mean 'runs/demo-prc'?",
+    "confidence checkpoints/demo-prc": "There is no checkpoint 'checkpoints/demo-prc' yet; moeprobe demo makes it.",
+    "compare runs/demo-prc ./checkpoints/demo-baseline": "yet; moeprobe demo makes it.",
     "confidence photos": "photos is not the folder of a checkpoint: it has no last.safetensors.",
     "overlay cat.png --out x": "cat.png is an image, not a checkpoint; give it as: --file cat.png.",
     "compare runs/demo-prc runs/demo-prc --probe match": "Did you mean 'match-ratio'?",

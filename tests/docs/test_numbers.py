@@ -65,7 +65,9 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/corruptions", "reports/deformations", "reports/precision", "reports/align",
         "reports/flips", "reports/experts", "reports/exchanged", "reports/mutants",
         "reports/trainings/digits", "reports/trainings/shapes", "reports/trainings/corruptions",
-        "reports/trainings/attack", "reports/trainings/fashion", "reports/real", "reports/real-texts",
+        "reports/trainings/attack", "reports/trainings/fashion", "reports/trainings/combine",
+        "reports/trainings/thesis",
+        "reports/real", "reports/real-texts",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 

@@ -19,6 +19,7 @@ from moeprobe.probes.coverage.measure import tokens_of_experts
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run import prepare
 from moeprobe.runtime.progress import Progress
+from tests.commands import run
 from tests.routing.routings import checkpoint, digits
 
 IMAGES = 24
@@ -67,6 +68,16 @@ def test_experts_have_the_tokens_of_loops(tmp_path: Path) -> None:
         if sum(counts) >= 40:
             assert sum(of_image[line["id"]][key] for line in lines) >= 40
     assert {(line["checkpoint"], line["data"]) for line in lines} == {("a", "digits")}
+
+
+def test_what_has_no_differences_has_no_file_of_them(tmp_path: Path) -> None:
+    """Experts of two models are no relatives; the finished run is read as any other."""
+    models = [f"checkpoints/reference/digits-{name}-k2-seed0" for name in ("baseline", "prc")]
+    command = ("coverage", *models, "--limit", 4, "--need", 2, "--out", tmp_path / "c", "--json")
+    first, again = run(*command), run(*command)
+    assert json.loads(first.stdout)["comparison"] is None and not (tmp_path / "c/comparison.csv").exists()
+    assert again.exit_code == 0 and "is finished" in again.stderr
+    assert len(json.loads(again.stdout)["table"]) == len(json.loads(first.stdout)["table"])
 
 
 def test_a_recording_of_the_model_needs_as_many(tmp_path: Path) -> None:

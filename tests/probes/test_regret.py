@@ -108,8 +108,8 @@ def test_planted_routers_are_told_apart(kind: str, top_k: int) -> None:
     found = numbers(result.table)
     value = {name: row["value"] for name, row in found.items()}
     assert value["choice_stakes"] == 1
-    (said, more) = sentences(result.table)
-    assert "picked with the losses in sight, so no router avoids all regret" in more
+    (shared, said) = sentences(result.table)
+    assert "picked with the losses in sight, so no router avoids all regret" in shared
     if kind == "right":
         # Two of 960 gains may differ by rounding alone.
         assert value["choice_rank"] == pytest.approx(1, abs=0.002) and value["choice_right"] == 1
@@ -140,7 +140,7 @@ def test_planted_routers_are_told_apart(kind: str, top_k: int) -> None:
         # The winner's curse: the best of the options is better than the choice, and by as much than any of them.
         assert value["choice_regret"] == pytest.approx(value["choice_regret_random"], rel=0.15)
         assert value["choice_regret"] > 0.02 and value["choice_right"] < 0.5
-        assert "in no layer is it separated from a random one" in said
+        assert "in no layer is the router's choice separated from a random one" in said
 
 
 @pytest.mark.usefixtures("all_of_class_0")
@@ -150,6 +150,11 @@ def test_a_comparison_is_paired_and_judged() -> None:
     verdicts = result.comparison.set_index("metric")["verdict"]
     assert {verdicts[name] for name in ("choice_rank", "choice_right", "choice_correlation")} == {"higher"}
     assert verdicts["choice_regret"] == "lower"
+    shared, *lines = sentences(result.table)
+    assert [line.partition(":")[0] for line in lines] == ["random", "right"]
+    # What the lines share is said once.
+    assert not any(sentence in line for line in lines for sentence in shared.split(". "))
+    assert shared.count("losses in sight") == 1
 
 
 @pytest.mark.usefixtures("all_of_class_0")
@@ -296,7 +301,7 @@ def test_what_all_forced_passes_share_moves_no_number(
 @pytest.mark.pictures
 def test_the_command_writes_and_refuses(trained: Trained, tmp_path: Path) -> None:
     done = run("regret", trained["prc"], "--limit", "24", "--tried", "3", "--out", tmp_path / "regret")
-    assert done.exit_code == 0 and "κ against a random choice" in " ".join(done.stdout.split())
+    assert done.exit_code == 0 and "losses in sight" in " ".join(done.stdout.split())
     assert (tmp_path / "regret/figures/regret.png").exists()
     table = pd.read_csv(tmp_path / "regret/table.csv", keep_default_na=False)
     # The class is read off the class token, so patches of the last block reach nothing.

@@ -164,6 +164,38 @@ def test_a_shared_cache_of_part_of_the_requests_says_so(trace: Path, monkeypatch
     assert any("one cache for all layers in 3 of the 24 requests" in note for note in found.sidecar["notes"])
 
 
+def test_caches_of_part_of_the_requests_are_those_of_all(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = api.trace_locality(trace, cache=[10], out=tmp_path / "every", figures=False)
+    for name in ("SHARED_TOKENS", "CACHED_TOKENS"):
+        monkeypatch.setattr(measure, name, 21 * (PROMPT + GENERATED - 1))
+    # Some blocks have no such request.
+    monkeypatch.setattr(input_sums, "INPUTS_AT_ONCE", 1)
+    part = api.trace_locality(trace, cache=[10], out=tmp_path / "part", figures=False)
+    of_caches, of_curves, of_reuse = (
+        [sums_of(tmp_path / name, column) for name in ("every", "part")]
+        for column in ("cache_hits", "curve_hits", "reuse_hits")
+    )
+    # Every request has a row, and those that are simulated have the same sums.
+    for whole, sample in (of_caches, of_curves):
+        is_sample = sample.any(axis=1)
+        assert len(sample) == len(whole) and is_sample.mean() == 21 / 24 and whole.any(axis=1).all()
+        np.testing.assert_array_equal(sample[is_sample], whole[is_sample])
+    np.testing.assert_array_equal(of_reuse[0], of_reuse[1])
+    assert cell(part.table, "next_token_reuse")["images"] == 24
+    for metric in ("cache_hit_lru", "cache_loads_lru", "shared_cache_hit_lru"):
+        numbers = [cell(result.table, metric, layer="", severity=10.0)["images"] for result in (every, part)]
+        assert numbers == [24, 21], metric
+    assert any("caches in 3 of the 24 requests" in note for note in part.sidecar["notes"])
+
+
+def sums_of(folder: Path, column: str) -> NDArray[np.float64]:
+    """Return a column of the sums of requests, in the cells that have it."""
+    values = pd.read_parquet(folder / "images.parquet", columns=[column])[column].dropna()
+    return np.stack(values.to_list()).astype(np.float64)
+
+
 def test_the_bytes_of_an_expert_follow_from_the_configuration(trace: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     fields = {"hidden_size": 2048, "moe_intermediate_size": 768, "torch_dtype": "bfloat16"}

@@ -20,12 +20,16 @@ from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 from reports.scripts import regenerate_trainings
-from reports.scripts.sweep_list import Number, Sweep
+from reports.scripts.sweep_list import SWEEPS, Number, Sweep
 from tests.judging.test_differences import ABOUT, answered
 
 REPORTS = Path(__file__).parents[2] / "reports"
 WORDS = ("layer", "null", "view", "number", "reference")
 LAYERS = ("blocks.1", "blocks.3")
+REPORTS_OF_SWEEPS = [
+    "thesis",
+    "combine",
+]
 # What the table of seeds calls the numbers of a view: metric of the claim (of the set for k experts), null.
 NUMBERS = {
     "κ": ("{match}_kappa", "pooled"),
@@ -104,7 +108,26 @@ def test_claims_of_fashion_mnist_are_the_means_of_the_seeds() -> None:
     assert len(claims) == 26
 
 
-@pytest.mark.parametrize("data", list(regenerate_trainings.REPORTS))
+@pytest.mark.parametrize("report", REPORTS_OF_SWEEPS)
+def test_claims_of_sweeps_are_the_means_of_the_seeds(report: str) -> None:
+    claims = read(f"trainings/{report}.csv")
+    names = regenerate_trainings.SWEEP_REPORTS[report]
+    seeds = pd.concat([read(f"sweeps/{name}/differences.csv") for name in names])
+    groups = {label: of for name in names for label, of in SWEEPS[name].trainings.items()}
+    assert set(claims["group"]) == set(groups)
+    compared = 0
+    for row in claims.to_dict("records"):
+        of_row = seeds[seeds["group"].isin(groups[row["group"]]) & (seeds["number"] == row["number"])]
+        values = of_row[of_row["layer"] == row["layer"]]["value"]
+        # The highest gate of a pair is not committed.
+        if row["number"] != "highest gate":
+            assert len(values) == 3 * len(groups[row["group"]]), row
+            assert row["value"] == pytest.approx(values.mean(), abs=1e-6), row
+            compared += 1
+    assert compared >= 20
+
+
+@pytest.mark.parametrize("data", [*regenerate_trainings.REPORTS, *REPORTS_OF_SWEEPS])
 def test_intervals_follow_from_the_components(data: str) -> None:
     """Variances of both samples, Satterthwaite's degrees of freedom, t, and Šidák's rule over the layers."""
     table = read(f"trainings/{data}.csv")

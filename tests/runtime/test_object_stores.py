@@ -25,7 +25,7 @@ SETS = Path(__file__).parents[1] / "recordings/version_1/sets.parquet"
 
 
 class Bucket(ThreadingHTTPServer):
-    """The bucket ``routing``: objects by name, and how often bytes of each were sent."""
+    """The bucket ``routing``: objects by name, how often bytes of each were sent, and how often it said what it has."""
 
     daemon_threads = True
 
@@ -34,6 +34,7 @@ class Bucket(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.changed: dict[str, int] = {}
         self.reads: list[str] = []
+        self.lookups = 0
         self.shortened = False
 
     def put(self, name: str, content: bytes, *, time: int = 1_700_000_000) -> None:
@@ -54,6 +55,7 @@ class _Requests(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         name = self._name()
+        self.server.lookups += 1
         if name in self.server.objects:
             self._send(200, b"", of=name, length=len(self.server.objects[name]))
         else:
@@ -62,6 +64,7 @@ class _Requests(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name, query = self._name(), parse_qs(urlsplit(self.path).query)
         if not name:
+            self.server.lookups += 1
             self._send(200, self._listing(query))
             return
         content = self.server.objects[name]
@@ -176,6 +179,21 @@ def test_a_trace_in_a_store_reads_as_the_local_file(bucket: Bucket) -> None:
     printed = [run("trace", "check", path).stdout for path in (address, str(SETS))]
     assert "2 inputs" in printed[0]
     assert printed[0].replace(f"'{address}'", str(SETS)) == printed[1]
+
+
+def test_a_command_lists_an_address_once_and_the_next_one_anew(bucket: Bucket) -> None:
+    bucket.put("day/a.parquet", SETS.read_bytes())
+    address = bucket.address("day")
+    find_parts(Path(address))
+    bucket.lookups = 0
+    assert len(find_parts(Path(address))) == 1  # the copy is there
+    of_one, bucket.lookups = bucket.lookups, 0
+    # Arguments are checked first, and the trace is opened then.
+    covered = run("trace", "coverage", address, "--need", 1)
+    assert covered.exit_code == 0, covered.output
+    assert bucket.lookups == of_one
+    bucket.put("day/b.parquet", b"PAR1")
+    assert "b.parquet cannot be read" in refused("trace", "coverage", address)
 
 
 def test_what_cannot_be_read_is_said_in_a_sentence(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from moeprobe.runtime.similar_paths import did_you_mean_path
 LAST = "last.safetensors"
 # Of a training that has not ended.
 STATE = "state.safetensors"
+# What moeprobe demo makes, and where by default: examples of commands name them.
+CHECKPOINTS, DEMO = Path("checkpoints"), ("demo-baseline", "demo-prc")
 # Weights that need the program that wrote them.
 _OF_OTHERS = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".npz", ".msgpack", ".h5", ".onnx")
 
@@ -35,6 +37,8 @@ def find_checkpoint(source: str | Path) -> Path:
             raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")
         return path / LAST
     if not is_file(path):
+        if path.parent == CHECKPOINTS and path.name in DEMO:
+            raise UserError(f"There is no checkpoint {str(source)!r} yet; moeprobe demo makes it.")
         raise UserError(
             f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file."
             f"{did_you_mean_path(path, _is_checkpoint)}"

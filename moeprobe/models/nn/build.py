@@ -33,12 +33,12 @@ def build_unfilled(config: ModelConfig) -> VisionTransformer:
     """Build the configured model on torch's device ``meta``, for parameters that are assigned next.
 
     To draw parameters that are then overwritten takes as long as to import torch. Where a checkpoint may not hold all
-    values, the model is built on the CPU: with a buffer that is not saved, or with a plug-in's router.
+    values, the model is built on the CPU: with a buffer that is not saved, a plug-in's router, or code of a user.
 
     Raises:
         UserError: as ``build_model``.
     """
-    if config.router_name in ROUTERS.outside():
+    if config.router_name in ROUTERS.outside() or is_of_user(config.name):
         return build_model(config)
     with torch.device("meta"), _Undrawn():
         model = build_model(config)
@@ -86,6 +86,14 @@ def _head(config: ModelConfig) -> dict[str, Any]:
 def is_ours(name: str) -> bool:
     """Whether a model is a V-MoE of ``nn.vit``, and not one of timm's that is made sparse."""
     return is_model(name) and model_entrypoint(name).__module__.startswith("moeprobe.")
+
+
+def is_of_user(name: str) -> bool:
+    """Whether a model's code is neither timm's nor ours.
+
+    Such code may keep tensors that are no buffers, or read values while it builds; the device ``meta`` has none.
+    """
+    return is_model(name) and model_entrypoint(name).__module__.partition(".")[0] not in ("moeprobe", "timm")
 
 
 def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:

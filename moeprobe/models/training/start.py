@@ -17,7 +17,7 @@ from moeprobe.errors import UserError, first_line, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.models.checkpoints.checkpoint import initialise_from
 from moeprobe.models.config import DEFAULT_OBJECTIVE, ModelConfig, TrainConfig, choose
-from moeprobe.models.nn.build import build_model, is_ours
+from moeprobe.models.nn.build import build_model, is_of_user, is_ours
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.mae import Decoder, num_visible
 from moeprobe.models.nn.upcycle import upcycle
@@ -231,8 +231,8 @@ def check_dense(name: str) -> None:
         raise UserError(f"timm has no model {name!r} to upcycle.{hint} timm.list_models('*vit*') names them.")
     if is_ours(name):
         raise UserError(f"{name!r} is sparse already; to start from its weights set initialise.checkpoint.")
-    # On the meta device nothing is allocated.
-    with torch.device("meta"):
+    # On the meta device nothing is allocated, and no value can be read.
+    with torch.device("cpu" if is_of_user(name) else "meta"):
         model = timm.create_model(name)
     if not isinstance(model, VisionTransformer):
         raise UserError(

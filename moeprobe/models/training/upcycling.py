@@ -6,7 +6,7 @@ Axes: B images, T tokens, D width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -30,6 +30,8 @@ from moeprobe.runtime.seeds import generator, torch_seed
 
 # How a source of timm begins, and what names a file of its weights.
 _TIMM, _FILE = "timm:", "timm:NAME@PATH"
+# What a dense checkpoint says of the data that the sparse model has seen, too; seed and group are not its own.
+_TRAINED_ON = ("data", "split")
 # Images that both models see.
 _IMAGES = 8
 
@@ -84,12 +86,21 @@ class Upcycled:
 
 @dataclass(frozen=True)
 class _Dense:
-    """A dense model: its description, parameters by timm's names, where these are from, and the names of classes."""
+    """A dense model.
+
+    Attributes:
+        model: its description.
+        tensors: its parameters by timm's names.
+        origin: of the parameters.
+        class_names: in the order of the head; empty where unknown.
+        trained_on: the data of its training, as a checkpoint says it; empty where unknown.
+    """
 
     model: ModelConfig
     tensors: Mapping[str, Tensor]
     origin: Mapping[str, Any]
     class_names: tuple[str, ...] = ()
+    trained_on: Mapping[str, Any] = field(default_factory=dict)
 
 
 @check_arguments
@@ -167,7 +178,7 @@ def upcycle(
         source=Path(source),
         class_names=names,
         overwrite=overwrite,
-        origin={"upcycled": {**dense.origin, "noise": noise, "seed": seed}},
+        origin={**dense.trained_on, "upcycled": {**dense.origin, "noise": noise, "seed": seed}},
     )
     return Upcycled(
         folder=folder,
@@ -195,7 +206,11 @@ def _open(source: str, settings: Mapping[str, Any]) -> _Dense:
             raise UserError(f"{info.path} has experts already; a dense model is needed here.")
         model = model_config(info.model.model_dump() | changes)
         return _Dense(
-            model, tensors, {"source": str(info.path), "sha256": info.hash}, tuple(info.class_names)
+            model,
+            tensors,
+            {"source": str(info.path), "sha256": info.hash},
+            tuple(info.class_names),
+            {key: info.training[key] for key in _TRAINED_ON if key in info.training},
         )
     name, _, file = source.removeprefix(_TIMM).partition("@")
     check_dense(name)

@@ -19,8 +19,9 @@ from moeprobe.runtime.progress import Progress
 # Inputs whose sums are in memory at a time, and choices of all layers of them; the smaller of the two limits. Sums keep
 # a choice about seven times, and are copied as they move to a file.
 INPUTS_IN_MEMORY, CHOICES_IN_MEMORY = 1024, 2**22
-# Inputs of a block that is read, and gates of one layer of it (4 MiB), or choices; the smaller of the two limits.
-INPUTS_AT_ONCE, _VALUES = 256, 2**20
+# Inputs of a block that is read, gates of one layer of it (4 MiB), or choices, and those of all layers; the smallest of
+# the three limits. Layers are read one after the other, so all of them must fit where a trace keeps what it has read.
+INPUTS_AT_ONCE, _VALUES, _VALUES_OF_LAYERS = 256, 2**20, 2**24
 
 
 class InputSums(ABC):
@@ -149,11 +150,11 @@ class InputSums(ABC):
     def _block_size(self) -> int:
         """Inputs that are read at once."""
         layers = self.traces[0].trace.layers
-        of_one = max(
+        of_layers = [
             max(longest * (layers[layer].num_experts if self.has_gates else layers[layer].top_k), 1)
             for layer, longest in self.num_tokens.items()
-        )
-        size = max(min(INPUTS_AT_ONCE, _VALUES // of_one), 1)
+        ]
+        size = max(min(INPUTS_AT_ONCE, _VALUES // max(of_layers), _VALUES_OF_LAYERS // sum(of_layers)), 1)
         return -(-size // self._together) * self._together
 
     def _part(self, first: int, last: int, watcher: Progress) -> SumsStore:

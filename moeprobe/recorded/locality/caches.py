@@ -85,6 +85,13 @@ class LayerTokens:
         masks: Masks = {kind: interleave(mask, batch, empty=False) for kind, mask in self.masks.items()}
         return LayerTokens(self.layer, interleave(self.experts, batch, empty=-1), masks)
 
+    def take(self, rows: Integers) -> "LayerTokens":
+        """Return the tokens of some of the sequences."""
+        if len(rows) == len(self.experts):
+            return self
+        masks: Masks = {kind: mask[rows] for kind, mask in self.masks.items()}
+        return LayerTokens(self.layer, self.experts[rows], masks)
+
     @property
     def present(self) -> NDArray[np.bool_]:
         """``(B, J)`` all tokens."""
@@ -124,7 +131,8 @@ class CacheSums:
         settings: what is simulated.
         counts: by layer, how often other folds chose each expert ``(F, E)``, as ``without_fold`` returns it.
         folds: of each input.
-        shared_ids: inputs for which one cache for all layers is simulated.
+        cached_ids: inputs for which caches are simulated; the sums of others are 0.
+        shared_ids: those of them for which one cache for all layers is simulated, too.
     """
 
     def __init__(
@@ -132,19 +140,21 @@ class CacheSums:
         settings: CacheSettings,
         counts: Mapping[str, Integers],
         folds: Mapping[str, int],
+        cached_ids: frozenset[str],
         shared_ids: frozenset[str],
     ) -> None:
         self._settings, self._counts, self._folds = settings, counts, folds
-        self._shared_ids = shared_ids
+        self._cached_ids, self._shared_ids = cached_ids, shared_ids
 
     def of(self, layers: Mapping[str, LayerTokens], ids: Sequence[str]) -> dict[Cell, dict[str, Tensor]]:
         """Return the sums of some sequences; of a batch they are those of its first sequence."""
         batch = self._settings.batch
-        tokens = {name: layer.interleaved(batch) for name, layer in layers.items()}
         first_ids = ids[::batch]
+        rows = np.array([row for row, name in enumerate(first_ids) if name in self._cached_ids], np.int64)
+        tokens = {name: layer.interleaved(batch).take(rows) for name, layer in layers.items()}
         sums: dict[Cell, dict[str, Tensor]] = {}
-        for cell, columns in self._sums(tokens, first_ids):
-            spread = {name: _to_first(column, len(ids), batch) for name, column in columns.items()}
+        for cell, columns in self._sums(tokens, [first_ids[row] for row in rows.tolist()]):
+            spread = {name: _to_rows(column, rows * batch, len(ids)) for name, column in columns.items()}
             sums[cell] = sums.get(cell, {}) | spread
         return sums
 
@@ -295,10 +305,10 @@ def _cache_hits(
     )
 
 
-def _to_first(column: Tensor, rows: int, batch: int) -> Tensor:
-    """Return the sums of batches as those of their first sequences, and 0 of the others."""
-    if batch == 1:
+def _to_rows(column: Tensor, rows: Integers, number: int) -> Tensor:
+    """Return sums as those of some of ``number`` sequences, and 0 of the others."""
+    if len(rows) == number:
         return column
-    spread = torch.zeros(rows, *column.shape[1:], dtype=column.dtype)
-    spread[::batch] = column
+    spread = torch.zeros(number, *column.shape[1:], dtype=column.dtype)
+    spread[torch.from_numpy(rows)] = column
     return spread

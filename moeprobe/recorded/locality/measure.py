@@ -33,9 +33,9 @@ from moeprobe.results.sums import Cell
 from moeprobe.runtime.progress import Progress
 from moeprobe.runtime.seeds import generator
 
-# Tokens for which one cache of all layers is simulated, in whole requests: a token takes a hundred times as long
-# as in one layer.
-SHARED_TOKENS = 2**15
+# Tokens for which caches of single layers are simulated, and one cache of all layers, in whole random requests. More
+# would narrow intervals that are narrow already; in the cache of all layers a token takes a hundred times as long.
+CACHED_TOKENS, SHARED_TOKENS = 2**18, 2**15
 
 
 class Reuse(SequencesWork[Locality]):
@@ -56,7 +56,7 @@ class Reuse(SequencesWork[Locality]):
         super().__init__(probe, options)
         if probe.batch > 1:
             self.units = SampledUnits("batch", _batches_of(self.ids, probe.batch))
-        self._shared_ids: frozenset[str] = frozenset()
+        self._samples: tuple[tuple[str, frozenset[str]], ...] = ()
 
     def check(self, files: Sequence[TraceFile]) -> None:
         """Raise ``UserError`` where a trace has no tokens that follow one another, or caches do not fit its layers."""
@@ -77,7 +77,7 @@ class Reuse(SequencesWork[Locality]):
     def measure(self, progress: Progress) -> tuple[SumsStore, None]:
         """Return the sums per request, of all tokens."""
         sums = _SequenceSums(self.traces, self.layers, self.ids, self._settings, seed=self.options.seed)
-        self._shared_ids = sums.shared_ids
+        self._samples = (("caches", sums.cached_ids), ("one cache for all layers", sums.shared_ids))
         return sums.sums(progress, self.division), None
 
     def notes(self) -> list[str]:
@@ -88,11 +88,12 @@ class Reuse(SequencesWork[Locality]):
                 f"intervals over single requests: of {len(self.ids):,} requests, {self.probe.batch} that are served at "
                 "once are one sample"
             )
-        if len(self._shared_ids) < len(self.ids):
-            notes.append(
-                f"one cache for all layers in {len(self.ids) - len(self._shared_ids):,} of the {len(self.ids):,} "
-                "requests, as it takes long: the others were drawn at random"
-            )
+        notes += [
+            f"{what} in {len(self.ids) - len(sample_ids):,} of the {len(self.ids):,} requests, as it takes long: "
+            "the others were drawn at random"
+            for what, sample_ids in self._samples
+            if len(sample_ids) < len(self.ids)
+        ]
         layers = [self.traces[0].trace.layers[name] for name in self.layers]
         if len({(layer.num_experts, layer.top_k) for layer in layers}) > 1:
             notes.append("caches over all layers, which have different numbers of experts")
@@ -103,7 +104,8 @@ class _SequenceSums(InputSums):
     """The sums per request of every trace; of several that are served at once, per batch of them.
 
     Attributes:
-        shared_ids: requests for which one cache of all layers is simulated.
+        cached_ids: requests for which caches of single layers are simulated.
+        shared_ids: those of them for which one cache of all layers is, too.
     """
 
     in_processes = True
@@ -129,25 +131,35 @@ class _SequenceSums(InputSums):
         )
         self._marked = [trace_view.trace.marks("generated") for trace_view in traces]
         folds = folds_of(ids, self._clusters)
-        self.shared_ids = self._draw_shared(layers[0], seed)
+        self.shared_ids, self.cached_ids = (
+            self._draw(layers[0], seed, tokens) for tokens in (SHARED_TOKENS, CACHED_TOKENS)
+        )
         self._caches = [
-            CacheSums(settings, loads_elsewhere(trace_view.trace, layers, ids, folds), folds, self.shared_ids)
+            CacheSums(
+                settings,
+                loads_elsewhere(trace_view.trace, layers, ids, folds),
+                folds,
+                self.cached_ids,
+                self.shared_ids,
+            )
             for trace_view in traces
         ]
 
-    def _draw_shared(self, layer: str, seed: int) -> frozenset[str]:
+    def _draw(self, layer: str, seed: int, enough: int) -> frozenset[str]:
         """Return whole samples in random order, until they have enough tokens and an interval."""
         tokens = dict(zip(self._ids, self.traces[0].trace.num_tokens(layer, self._ids).tolist(), strict=True))
         samples: dict[str, list[str]] = {}
         for name in self._ids:
             samples.setdefault(self._cluster(name), []).append(name)
         sample_ids: list[str] = []
-        members = list(samples.values())
+        members, num_tokens = list(samples.values()), 0
+        # The same order whatever is enough, so that fewer samples are among more.
         order = generator(seed, "shared_cache").permutation(len(members))
         for number, index in enumerate(order):
-            if number >= MIN_IMAGES and sum(tokens[name] for name in sample_ids) >= SHARED_TOKENS:
+            if number >= MIN_IMAGES and num_tokens >= enough:
                 break
             sample_ids += members[index]
+            num_tokens += sum(tokens[name] for name in members[index])
         return frozenset(sample_ids)
 
     def cell_of(self, trace_view: NamedTrace, cell: Cell) -> Cell:

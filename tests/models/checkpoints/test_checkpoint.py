@@ -1,11 +1,13 @@
 """Checkpoints: what is written is read again, and what a model can start from."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 
 from moeprobe.errors import UserError
@@ -16,9 +18,30 @@ from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.sparse import make_router
 from moeprobe.models.nn.vit import resize_position_embedding
+from moeprobe.models.training.start import check_dense
 from moeprobe.runtime.catalog import ROUTERS
 
 CLASSES = ("a", "b", "c")
+
+
+class Scaled(VisionTransformer):
+    """A user's transformer, whose tokens are scaled by something that is no parameter and no buffer."""
+
+    make_scale: Callable[[], Any] = int
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self.scale = self.make_scale()
+
+    def forward_features(self, *inputs: Any, **keywords: Any) -> torch.Tensor:
+        factor = self.scale["of tokens"] if isinstance(self.scale, dict) else self.scale
+        return super().forward_features(*inputs, **keywords) * factor
+
+
+@register_model
+def scaled_vit(num_classes: int = 3, **_: Any) -> VisionTransformer:
+    """timm gives more keywords, such as those of pretrained weights."""
+    return Scaled(img_size=16, patch_size=8, embed_dim=8, depth=1, num_heads=2, num_classes=num_classes)
 
 
 def config(**changes: object) -> ModelConfig:
@@ -93,6 +116,31 @@ def test_what_no_checkpoint_holds_is_built(tmp_path: Path, monkeypatch: pytest.M
     checkpoint.save(path, randomized(config()), config=config(), training={}, class_names=CLASSES)
     layers = moe_layers(checkpoint.load(path)[0]).values()
     assert [layer.router.get_buffer("places").tolist() for layer in layers] == [[0, 1, 2, 3]] * len(layers)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda: torch.tensor(2.0),
+        lambda: torch.ones(1, device="cpu").mul_(2),
+        lambda: torch.tensor(2.0).item(),
+        lambda: {"of tokens": torch.tensor([2.0])},
+    ],
+    ids=["tensor", "changed in place", "number", "in a container"],
+)
+def test_a_users_transformer_keeps_what_is_no_parameter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Callable[[], Any]
+) -> None:
+    """Such a tensor is in no checkpoint, so the code that makes it has to run."""
+    monkeypatch.setattr(Scaled, "make_scale", staticmethod(scale))
+    settings = ModelConfig(name="scaled_vit", num_classes=3, layers=[0])
+    model = randomized(settings).eval()
+    path = tmp_path / "last.safetensors"
+    checkpoint.save(path, model, config=settings, training={}, class_names=CLASSES)
+    pixels = torch.linspace(0, 1, 3 * 16 * 16).view(1, 3, 16, 16)
+    with torch.inference_mode():
+        assert torch.equal(checkpoint.load(path)[0].eval()(pixels), model(pixels))
+    check_dense("scaled_vit")
 
 
 def test_another_resolution_head_and_top_k(saved: tuple[Path, VisionTransformer]) -> None:

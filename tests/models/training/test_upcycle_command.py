@@ -81,8 +81,9 @@ def test_a_dense_checkpoint_keeps_its_head_and_is_probed_and_trained(tmp_path: P
     model = build_model(config).eval()
     names = api.open_data("digits").class_names
     assert names is not None
+    training = {"data": "digits", "split": "by hand", "seed": 3, "group": "dense"}
     checkpoint.save(
-        tmp_path / "dense" / "last.safetensors", model, config=config, training={}, class_names=names
+        tmp_path / "dense" / "last.safetensors", model, config=config, training=training, class_names=names
     )
     folder = tmp_path / "sparse"
     command = ("upcycle", tmp_path / "dense", "--blocks", "1,3", "--data", "digits", "--out", folder)
@@ -95,8 +96,13 @@ def test_a_dense_checkpoint_keeps_its_head_and_is_probed_and_trained(tmp_path: P
     with pytest.warns(UserWarning, match="is finished"):
         api.upcycle(str(tmp_path / "dense"), folder, blocks=[1, 3], data="digits")
     assert "add --overwrite" in refused(*command, "--seed", 1)
-    evaluated = run("match-ratio", folder, "--data", "digits", "--limit", 4, "--json")
-    assert {row["layer"] for row in json.loads(evaluated.stdout)["table"]} >= {"blocks.1", "blocks.3"}
+    assert info.training["data"] == "digits" and info.training["split"] == "by hand"
+    assert not info.training.keys() & {"seed", "group"}, (
+        "the sparse model is no member of the dense ones' group"
+    )
+    evaluated = json.loads(run("match-ratio", folder, "--split", "train", "--limit", 4, "--json").stdout)
+    assert {row["layer"] for row in evaluated["table"]} >= {"blocks.1", "blocks.3"}
+    assert "images that it was trained on" in evaluated["sidecar"]["checkpoints"]["sparse"]["warning"]
     overrides = [
         f"initialise={folder}",
         "model.router={name: softmax_token_choice, renormalise: true}",

@@ -3,7 +3,7 @@
 Axes: R resamples, n images, M trials, F codes of a token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -28,6 +28,9 @@ DENSE_KEYS = 2**22
 _QUICKER = 8
 # Counts up to which scipy takes longer to set a product up than to compute it.
 SMALL_COUNTS = 2**17
+# Codes of either side up to which strata of different trials are resampled, and images of which so many codes are
+# enough for a linear approximation: resamples take seconds, and their standard errors differ by less than 2 %.
+RESAMPLED_CODES, ENOUGH_IMAGES = 2**20, 100
 # Whole numbers up to here are exact in float32.
 EXACT_IN_SINGLE = 2**24
 
@@ -40,7 +43,15 @@ class ResampledChance:
     tokens agrees in a cell that both have.
     """
 
-    def __init__(self, *, image: Integers, similarity: Alike, stratum: Integers, num_images: int) -> None:
+    def __init__(
+        self,
+        *,
+        image: Integers,
+        similarity: Alike,
+        stratum: Integers,
+        num_images: int,
+        histograms: Sequence[Histograms | None] | None = None,
+    ) -> None:
         num_strata, stratum = _renumber(stratum)
         self._trials = _counts(stratum, num_strata, image, num_images)
         # Where all strata have the same trials of each image, as with patches of a whole grid, one stands for all.
@@ -59,8 +70,11 @@ class ResampledChance:
         self._cells: list[_Cells] = []
         self._common: list[_CommonCells] = []
         hits = []
-        for codes in similarity:
-            cells = _Cells.of(codes, image, stratum, num_images=num_images, one_row=num_rows == 1)
+        for codes, counted in zip(similarity, histograms or [None] * len(similarity), strict=True):
+            if num_strata == 1 and counted is not None and counted[0].size <= SMALL_COUNTS:
+                cells = _Cells.of_histograms(codes.weight, counted)
+            else:
+                cells = _Cells.of(codes, image, stratum, num_images=num_images, one_row=num_rows == 1)
             # Cells of all strata can be folded into one n × n matrix only if strata share their trials; it pays with
             # few images.
             if num_rows == 1 and num_images**2 < _QUICKER * cells.cost:
@@ -126,6 +140,15 @@ class _Cells:
         )
         row = np.zeros_like(on_both_sides) if one_row else on_both_sides // max(number, 1)
         return cls(codes.weight, reference, view, row)
+
+    @classmethod
+    def of_histograms(cls, weight: float, histograms: Histograms) -> "_Cells":
+        """Return the cells of a single stratum, whose codes are counted by image already."""
+        on_both_sides = np.flatnonzero(histograms[0].any(0) & histograms[1].any(0))
+        reference, view = (
+            np.ascontiguousarray(side.T[on_both_sides], dtype=np.float32) for side in histograms
+        )
+        return cls(weight, reference, view, np.zeros_like(on_both_sides))
 
     @property
     def cost(self) -> float:
@@ -276,7 +299,8 @@ class Chance:
     too, which makes it too high by about (m − c) / n, and by twice that in a resample, where images have copies.
 
     Where strata hold few images each, as for rare tokens, many resamples have no two images of a stratum: they
-    would give the chance level of other trials. There the value under weights is its linear approximation.
+    would give the chance level of other trials. There the value under weights is its linear approximation. So it is of
+    long sequences of different lengths, each position of which is a stratum with counts of its own.
 
     Five images with two tokens each. The views have expert 0 six and five times in ten, which makes
     0.6 · 0.5 + 0.4 · 0.5; of two different images 40 of the 80 pairs are alike:
@@ -301,7 +325,7 @@ class Chance:
     @cache_last
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
-        if self._is_thin:
+        if self._is_thin or self._is_large:
             return np.clip(expand_linearly(self.value(), self.influence(), weights), 0.0, 1.0)
         return self._resampled.evaluate(weights)
 
@@ -311,6 +335,21 @@ class Chance:
             return False
         _, stratum, trials, _ = self._slots
         return are_thin(stratum, trials, size=self.strata.size, num_images=self.trials.num_images)
+
+    @cached_property
+    def _is_large(self) -> bool:
+        """Whether there are too many counts to resample, and images enough to approximate."""
+        num_images, of_trial = (
+            self.trials.num_images,
+            sum(codes.reference.shape[1] for codes in self.trials.alike),
+        )
+        if not self.strata.single or num_images < ENOUGH_IMAGES:
+            return False
+        if len(self.strata.number) * of_trial <= RESAMPLED_CODES:
+            return False
+        # Where every image has a trial in every stratum, images are compared as wholes, which is quick.
+        in_stratum = np.bincount(self.strata.number)
+        return bool((in_stratum[in_stratum > 0] < num_images).any())
 
     def totals(self) -> ChanceTotals:
         """Return the counts that add up."""
@@ -338,7 +377,9 @@ class Chance:
             of_trial = of_trial + 2 * of_own_pair
         similarity = np.zeros(len(stratum))
         for codes, slopes in zip(trials.alike, of_codes, strict=True):
-            similarity += codes.weight * _sum_rows(slopes.sum_at(*self._keys(codes)))
+            for rows in self._blocks(codes):
+                keys = [self._key(side, codes.size, rows) for side in (codes.reference, codes.view)]
+                similarity[rows] += codes.weight * _sum_rows(slopes.sum_at(*keys))
         if self.strata.single:
             similarity -= 2 * trials.hits
         share = totals.share
@@ -396,8 +437,10 @@ class Chance:
         if histograms is not None and self.strata.size == 1:
             reference, view = (Counts(side.sum(0)) for side in histograms)
         else:
+            # One side after the other: keys of millions fill a hundred megabytes.
             reference, view = (
-                count(keys.ravel(), self.strata.size * codes.size) for keys in self._keys(codes)
+                count(self._key(side, codes.size).ravel(), self.strata.size * codes.size)
+                for side in (codes.reference, codes.view)
             )
         return codes.weight, codes.size, reference, view
 
@@ -415,12 +458,15 @@ class Chance:
         hits = within([codes.take(order) for codes in trials.alike], slot[order], len(slots))
         return slots // self.strata.size, slots % self.strata.size, np.bincount(slot).astype(np.float64), hits
 
-    def _keys(self, codes: Codes) -> tuple[Integers, Integers]:
-        """Return the (stratum, code) cells ``(M, F)`` of either side."""
-        if self.strata.size == 1:
-            return codes.reference, codes.view
-        first = self.strata.number[:, None] * codes.size
-        return first + codes.reference, first + codes.view
+    def _key(self, side: Integers, size: int, rows: slice = slice(None)) -> Integers:
+        """Return the (stratum, code) cells of one side ``(M, F)``, or of some trials; codes are below ``size``."""
+        return side[rows] if self.strata.size == 1 else self.strata.number[rows, None] * size + side[rows]
+
+    def _blocks(self, codes: Codes) -> Iterator[slice]:
+        """Yield which trials are looked at together: keys of millions would fill hundreds of megabytes."""
+        step = max(1, NUMBERS_AT_ONCE // codes.reference.shape[1])
+        for start in range(0, len(codes.reference), step):
+            yield slice(start, start + step)
 
     @cached_property
     def _resampled(self) -> ResampledChance:
@@ -430,6 +476,7 @@ class Chance:
             similarity=trials.alike,
             stratum=self.strata.number,
             num_images=trials.num_images,
+            histograms=trials.histograms if self.strata.size == 1 else None,
         )
 
 
