@@ -70,9 +70,9 @@ class ResampledChance:
         self._cells: list[_Cells] = []
         self._common: list[_CommonCells] = []
         hits = []
-        for codes, counted in zip(similarity, histograms or [None] * len(similarity), strict=True):
-            if num_strata == 1 and counted is not None and counted[0].size <= SMALL_COUNTS:
-                cells = _Cells.of_histograms(codes.weight, counted)
+        for codes, sides in zip(similarity, histograms or [None] * len(similarity), strict=True):
+            if num_strata == 1 and sides is not None and sides[0].size <= SMALL_COUNTS:
+                cells = _Cells.of_histograms(codes.weight, sides)
             else:
                 cells = _Cells.of(codes, image, stratum, num_images=num_images, one_row=num_rows == 1)
             # Cells of all strata can be folded into one n × n matrix only if strata share their trials; it pays with
