@@ -182,7 +182,7 @@ def _most(rows: pd.DataFrame) -> list[str]:
     bare = medians[BARE].reindex(races)
     return [
         f"The {BARE} are this many times as fast as the {NOTEBOOK}: {_by_race(medians[NOTEBOOK] / bare)}. Whatever "
-        "runs these passes is hardly faster, so a target above that number is out of reach. Rounds "
+        "runs these passes is hardly faster, so a target more than 5 % above that number is out of reach. Rounds "
         "differ by some percent, so a probe or the reading may come out ahead of the passes.",
         "Reading the files and making the views alone leaves this much of the speed of the passes: "
         f"{_by_race(bare / medians[FROM_FILES].reindex(races))}.",

@@ -170,8 +170,8 @@ def test_caches_of_part_of_the_requests_are_those_of_all(
     every = api.trace_locality(trace, cache=[10], out=tmp_path / "every", figures=False)
     for name in ("SHARED_TOKENS", "CACHED_TOKENS"):
         monkeypatch.setattr(measure, name, 21 * (PROMPT + GENERATED - 1))
-    # Some blocks have no such request.
-    monkeypatch.setattr(input_sums, "INPUTS_AT_ONCE", 1)
+    # Some parts have no such request.
+    monkeypatch.setattr(input_sums, "INPUTS_IN_MEMORY", 1)
     part = api.trace_locality(trace, cache=[10], out=tmp_path / "part", figures=False)
     of_caches, of_curves, of_reuse = (
         [sums_of(tmp_path / name, column) for name in ("every", "part")]
@@ -188,6 +188,22 @@ def test_caches_of_part_of_the_requests_are_those_of_all(
         numbers = [cell(result.table, metric, layer="", severity=10.0)["images"] for result in (every, part)]
         assert numbers == [24, 21], metric
     assert any("caches in 3 of the 24 requests" in note for note in part.sidecar["notes"])
+
+
+def test_caches_are_simulated_for_whole_units(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "CACHED_TOKENS", 0)
+    units = pd.DataFrame({"image_id": sorted(TraceFile(trace).ids)})
+    units["patient"] = [f"p{number % 20}" for number in range(24)]
+    units.to_csv(tmp_path / "units.csv", index=False)
+    hits = cell(
+        api.trace_locality(trace, cache=[10], unit=str(tmp_path / "units.csv")).table,
+        "cache_hit_lru",
+        severity=10.0,
+    )
+    # As many units as an interval needs, of which four have two requests.
+    assert hits["images"] == 20 and hits["ci_low"] < hits["value"] < hits["ci_high"]
 
 
 def sums_of(folder: Path, column: str) -> NDArray[np.float64]:

@@ -110,7 +110,9 @@ class NextToken(ModelAnalysis["Sequences"]):
         trials, position = _pairs(columns, num_experts)
         between = {
             "pooled": single_stratum(len(position)),
-            "position": Strata(position, size=columns["sequence_selected"].shape[1], single=True),
+            "position": Strata(
+                position, size=columns["sequence_selected"].shape[1], single=True, of_sequences=True
+            ),
         }
         reuse = Share(trials.hits_of_image, trials.number.astype(np.float64))
         by_others, by_next = (columns[name].astype(np.float64) for name in ("reuse_others", "reuse_beside"))

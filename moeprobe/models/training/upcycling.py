@@ -170,6 +170,8 @@ def upcycle(
         )
     pixels, images = _pixels(config, model, data, seed)
     tokens, expected = (_tokens(transformer, Normalise(config)(pixels)) for transformer in (model, reference))
+    # Classes of other data are not those that it was trained on.
+    trained_on = dense.trained_on if tuple(names) == dense.class_names else {}
     save(
         folder,
         model,
@@ -178,7 +180,7 @@ def upcycle(
         source=Path(source),
         class_names=names,
         overwrite=overwrite,
-        origin={**dense.trained_on, "upcycled": {**dense.origin, "noise": noise, "seed": seed}},
+        origin={**trained_on, "upcycled": {**dense.origin, "noise": noise, "seed": seed}},
     )
     return Upcycled(
         folder=folder,

@@ -11,8 +11,9 @@ from moeprobe.results.numbers import interval, number
 # What all lines share.
 _HOW_TO_READ = (
     "κ compares the rank of the router's choice among the tried ones with that of a random choice. Layers are counted "
-    "with intervals that hold for all of them at once. A choice is better where it lowers the loss by more than the "
-    "limit (--delta). The best option is picked with the losses in sight, so no router avoids all regret."
+    "with intervals that hold for all of them at once. A tried choice is better than the router's where it lowers the "
+    "loss by more than the limit (--delta). The best option is picked with the losses in sight, so no router avoids "
+    "all regret."
 )
 
 

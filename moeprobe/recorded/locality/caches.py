@@ -216,7 +216,7 @@ class CacheSums:
         self, tokens: Mapping[str, LayerTokens], ids: Sequence[str], layer: Layer
     ) -> Iterator[tuple[Cell, dict[str, Tensor]]]:
         """Yield the sums of one cache for all layers; 0 of sequences for which it is not simulated."""
-        rows = np.array([name in self._shared_ids for name in ids])
+        rows = np.array([name in self._shared_ids for name in ids], bool)
         number, sizes = len(tokens), self._settings.sizes_of("", layer)
         first = next(iter(tokens.values()))
         hits = np.zeros((len(first.masks), len(ids), len(sizes), len(POLICIES)))

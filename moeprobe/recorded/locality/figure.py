@@ -59,7 +59,11 @@ def draw(result: Result) -> dict[str, Figure]:
     _draw_reuse(axes[0, 0], result, every)
     if has_caches:
         _draw_caches(axes[0, 1], result, caches)
-    return {"locality": panels.finish(figure, reuse, title="Reuse of experts along sequences", mark=mark)}
+    # Caches are simulated for as many requests, or for some of them.
+    drawn_rows = pd.concat([reuse, caches]) if has_caches else reuse
+    return {
+        "locality": panels.finish(figure, drawn_rows, title="Reuse of experts along sequences", mark=mark)
+    }
 
 
 def _draw_reuse(axes: Axes, result: Result, layers: list[str]) -> None:

@@ -4,7 +4,7 @@ Axes: B sequences, J tokens after the prefix, K choices of a token.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,10 @@ class Reuse(SequencesWork[Locality]):
 
     def measure(self, progress: Progress) -> tuple[SumsStore, None]:
         """Return the sums per request, of all tokens."""
-        sums = _SequenceSums(self.traces, self.layers, self.ids, self._settings, seed=self.options.seed)
+        unit_of = {} if self.units is None else self.units.unit_of
+        sums = _SequenceSums(
+            self.traces, self.layers, self.ids, self._settings, unit_of=unit_of, seed=self.options.seed
+        )
         self._samples = (("caches", sums.cached_ids), ("one cache for all layers", sums.shared_ids))
         return sums.sums(progress, self.division), None
 
@@ -118,6 +121,7 @@ class _SequenceSums(InputSums):
         ids: Sequence[str],
         settings: CacheSettings,
         *,
+        unit_of: Mapping[str, str],
         seed: int,
     ) -> None:
         batches = _batches_of(ids, settings.batch) if settings.batch > 1 else None
@@ -132,7 +136,7 @@ class _SequenceSums(InputSums):
         self._marked = [trace_view.trace.marks("generated") for trace_view in traces]
         folds = folds_of(ids, self._clusters)
         self.shared_ids, self.cached_ids = (
-            self._draw(layers[0], seed, tokens) for tokens in (SHARED_TOKENS, CACHED_TOKENS)
+            self._draw(layers[0], unit_of, seed, tokens) for tokens in (SHARED_TOKENS, CACHED_TOKENS)
         )
         self._caches = [
             CacheSums(
@@ -145,12 +149,12 @@ class _SequenceSums(InputSums):
             for trace_view in traces
         ]
 
-    def _draw(self, layer: str, seed: int, enough: int) -> frozenset[str]:
+    def _draw(self, layer: str, unit_of: Mapping[str, str], seed: int, enough: int) -> frozenset[str]:
         """Return whole samples in random order, until they have enough tokens and an interval."""
         tokens = dict(zip(self._ids, self.traces[0].trace.num_tokens(layer, self._ids).tolist(), strict=True))
         samples: dict[str, list[str]] = {}
         for name in self._ids:
-            samples.setdefault(self._cluster(name), []).append(name)
+            samples.setdefault(unit_of.get(name, self._cluster(name)), []).append(name)
         sample_ids: list[str] = []
         members, num_tokens = list(samples.values()), 0
         # The same order whatever is enough, so that fewer samples are among more.

@@ -28,9 +28,10 @@ DENSE_KEYS = 2**22
 _QUICKER = 8
 # Counts up to which scipy takes longer to set a product up than to compute it.
 SMALL_COUNTS = 2**17
-# Codes of either side up to which strata of different trials are resampled, and images of which so many codes are
-# enough for a linear approximation: resamples take seconds, and their standard errors differ by less than 2 %.
-RESAMPLED_CODES, ENOUGH_IMAGES = 2**20, 100
+# Codes of either side up to which positions of sequences are resampled, sequences that are enough at a position for a
+# linear approximation, and the share of trials at such positions: resamples take seconds, and standard errors differ by
+# less than 2 %.
+RESAMPLED_CODES, ENOUGH_SEQUENCES, LARGE_SHARE = 2**20, 100, 0.99
 # Whole numbers up to here are exact in float32.
 EXACT_IN_SINGLE = 2**24
 
@@ -339,17 +340,16 @@ class Chance:
     @cached_property
     def _is_large(self) -> bool:
         """Whether there are too many counts to resample, and images enough to approximate."""
-        num_images, of_trial = (
-            self.trials.num_images,
-            sum(codes.reference.shape[1] for codes in self.trials.alike),
-        )
-        if not self.strata.single or num_images < ENOUGH_IMAGES:
+        if not self.strata.of_sequences:
             return False
-        if len(self.strata.number) * of_trial <= RESAMPLED_CODES:
+        if sum(codes.reference.size for codes in self.trials.alike) <= RESAMPLED_CODES:
             return False
-        # Where every image has a trial in every stratum, images are compared as wholes, which is quick.
-        in_stratum = np.bincount(self.strata.number)
-        return bool((in_stratum[in_stratum > 0] < num_images).any())
+        in_stratum = np.bincount(self.strata.number, minlength=1)
+        # Where all sequences with trials have one at every position, they are compared as wholes, which is quick.
+        if in_stratum[in_stratum > 0].min() == np.count_nonzero(self.trials.number):
+            return False
+        large = in_stratum[in_stratum >= ENOUGH_SEQUENCES].sum()
+        return bool(large >= LARGE_SHARE * in_stratum.sum())
 
     def totals(self) -> ChanceTotals:
         """Return the counts that add up."""

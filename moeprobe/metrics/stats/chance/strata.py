@@ -24,15 +24,17 @@ class Strata:
         number: ``(M,)`` its number.
         size: numbers are below this.
         single: whether an image has one trial in a stratum at most.
+        of_sequences: whether they are positions of sequences, which may be of any length.
     """
 
     number: Integers
     size: int = STRATA
     single: bool = False
+    of_sequences: bool = False
 
     def take(self, rows: NDArray[np.generic]) -> "Strata":
         """Return the strata of some of the trials."""
-        return Strata(self.number[rows], self.size, self.single)
+        return Strata(self.number[rows], self.size, self.single, self.of_sequences)
 
 
 def are_thin(stratum: Integers, trials: NDArray[np.floating], *, size: int, num_images: int) -> bool:
