@@ -173,11 +173,11 @@ class _SequenceSums(InputSums):
     def numbers_of_input(self) -> int:
         """Return how many numbers the sums of the longest request hold: its choices, of all tokens and of parts.
 
-        A quarter of them, since they are copied less often than those of other questions: the fewer the parts are, the
+        Half of them, since they are copied less often than those of other questions: the fewer the parts are, the
         fewer cells are written, and the more requests go through caches at once.
         """
         kinds = 1 + len(PARTS) * any(self._marked)
-        return max(kinds * super().numbers_of_input() // 4, 1)
+        return max(kinds * super().numbers_of_input() // 2, 1)
 
     def of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some requests for each trace: reuse, then what caches find."""
