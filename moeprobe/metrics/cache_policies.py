@@ -31,7 +31,7 @@ from moeprobe.metrics.stats.statistic import Array, Integers
 POLICIES = ("lru", "lfu", "static", "optimal", "random")
 _NEVER, _LOWEST, _MOST_IN_A_BYTE = np.iinfo(np.int32).max, np.iinfo(np.int32).min, np.iinfo(np.int8).max
 # Choices of sequences that are in memory at a time, and an eighth as many experts of them.
-_ENTRIES = 2**22
+_ENTRIES = 2**21
 Kind = TypeVar("Kind", bound=np.signedinteger[Any])
 
 

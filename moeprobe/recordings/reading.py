@@ -24,7 +24,9 @@ from moeprobe.recordings.trace_index import TraceIndex
 from moeprobe.runtime.files import resolve
 
 # Bytes of row groups that stay in memory. Where rows come input by input, all layers of some inputs are among them.
-CACHE = 2**26
+CACHE = 2**25
+# Bytes of a choice and of a gate in memory.
+_CHOICE_BYTES, _GATE_BYTES = 2, 4
 # What rows are read for; what else they say is the same for all rows of a layer.
 _READ_COLUMNS = {"num_tokens", "view_first", *(name for name in COLUMNS if name not in SCALARS)}
 
@@ -181,6 +183,19 @@ class TraceFile:
         if column in self.parts.columns:
             for group in range(len(self.parts.starts) - 1):
                 yield self.parts.row_group(group, [column])[column]
+
+    def fitting(self, num_tokens: int) -> int:
+        """Return how many inputs of so many tokens stay in memory while layer after layer of them is read.
+
+        All layers of an input lie together, so all are read, whatever is asked for.
+        """
+        of_token = 0
+        for layer in self.layers.values():
+            has_gates = layer.gates_kept not in ("none", "summary")
+            of_token += layer.top_k * (_CHOICE_BYTES + _GATE_BYTES * has_gates)
+            of_token += layer.num_experts * _GATE_BYTES * (layer.gates_kept == "all")
+        # Half of the place, since the first and the last group hold others, too.
+        return max(CACHE // 2 // max(of_token * num_tokens, 1), 1)
 
     def row_groups(self) -> Iterator[pa.Table]:
         """Yield the rows as they are in the file, some at a time, unchecked."""

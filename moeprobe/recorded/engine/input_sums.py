@@ -12,7 +12,6 @@ from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.recorded.engine.describe import most_tokens
 from moeprobe.recorded.engine.division import Division, blocks_of, share_of
 from moeprobe.recordings.pairs import NamedTrace, clusters_of
-from moeprobe.recordings.reading import CACHE
 from moeprobe.results.stored import SumsStore, compute_parts, concat, concat_parts, of_accumulator
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.progress import Progress
@@ -22,8 +21,6 @@ from moeprobe.runtime.progress import Progress
 INPUTS_IN_MEMORY, CHOICES_IN_MEMORY = 1024, 2**22
 # Inputs of a block that is read, gates of one layer of it (4 MiB), or choices; the smaller of the two limits.
 INPUTS_AT_ONCE, _VALUES = 256, 2**20
-# Bytes of a choice and of a gate in memory.
-_CHOICE_BYTES, _GATE_BYTES = 2, 4
 
 
 class InputSums(ABC):
@@ -156,19 +153,9 @@ class InputSums(ABC):
             max(longest * (layers[layer].num_experts if self.has_gates else layers[layer].top_k), 1)
             for layer, longest in self.num_tokens.items()
         ]
-        # Layers are read one after the other, so all must fit where a trace keeps what it has read.
-        fitting = CACHE // 2 // self._bytes_of_input()
+        fitting = self.traces[0].trace.fitting(max(self.num_tokens.values()))
         size = max(min(INPUTS_AT_ONCE, _VALUES // max(of_layers), fitting), 1)
         return -(-size // self._together) * self._together
-
-    def _bytes_of_input(self) -> int:
-        """Return what the longest input takes as it is read: all layers lie together, chosen or not."""
-        of_token = 0
-        for layer in self.traces[0].trace.layers.values():
-            has_gates = layer.gates_kept not in ("none", "summary")
-            of_token += layer.top_k * (_CHOICE_BYTES + _GATE_BYTES * has_gates)
-            of_token += layer.num_experts * _GATE_BYTES * (layer.gates_kept == "all")
-        return max(of_token * max(self.num_tokens.values()), 1)
 
     def _part(self, first: int, last: int, watcher: Progress) -> SumsStore:
         """Return the sums of the inputs from ``first`` up to ``last``, block by block."""

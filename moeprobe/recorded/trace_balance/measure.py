@@ -277,11 +277,9 @@ class LoadOverTime(DividedWork[TraceBalance]):
     def _block_size(self) -> int:
         """Requests that are read at once: the widest layer decides how many fit into memory."""
         trace = self.trace
-        widest = max(
-            max(int(trace.num_tokens(layer, trace.ids).max()), 1) * trace.layers[layer].num_experts
-            for layer in self.layers
-        )
-        return max(min(REQUESTS_AT_ONCE, _GATES // widest), 1)
+        longest = {layer: max(int(trace.num_tokens(layer, trace.ids).max()), 1) for layer in self.layers}
+        widest = max(tokens * trace.layers[layer].num_experts for layer, tokens in longest.items())
+        return max(min(REQUESTS_AT_ONCE, _GATES // widest, trace.fitting(max(longest.values()))), 1)
 
     def _count(
         self,

@@ -149,11 +149,9 @@ class Accumulation(RecordingWork[TraceCoverage]):
         np.add.at(num_tokens, row_of_id, np.max(of_layers, axis=0))
         widths = {name: trace.layers[name].num_experts for name in self.layers}
         counts, layers = no_counts(num_tokens, widths), slices_of(widths)
-        longest = max(
-            int(trace.num_tokens(name, trace.ids).max(initial=1)) * trace.layers[name].top_k
-            for name in self.layers
-        )
-        size = max(_CHOICES // max(longest, 1), 1)
+        longest = {name: int(trace.num_tokens(name, trace.ids).max(initial=1)) for name in self.layers}
+        widest = max(number * trace.layers[name].top_k for name, number in longest.items())
+        size = max(min(_CHOICES // max(widest, 1), trace.fitting(max(longest.values()))), 1)
         for start in range(0, len(trace.ids), size):
             part = trace.ids[start : start + size]
             # Several choices of one request are in one row.
