@@ -26,10 +26,6 @@ from tests.judging.test_differences import ABOUT, answered
 REPORTS = Path(__file__).parents[2] / "reports"
 WORDS = ("layer", "null", "view", "number", "reference")
 LAYERS = ("blocks.1", "blocks.3")
-REPORTS_OF_SWEEPS = [
-    "thesis",
-    "combine",
-]
 # What the table of seeds calls the numbers of a view: metric of the claim (of the set for k experts), null.
 NUMBERS = {
     "κ": ("{match}_kappa", "pooled"),
@@ -108,7 +104,7 @@ def test_claims_of_fashion_mnist_are_the_means_of_the_seeds() -> None:
     assert len(claims) == 26
 
 
-@pytest.mark.parametrize("report", REPORTS_OF_SWEEPS)
+@pytest.mark.parametrize("report", list(regenerate_trainings.SWEEP_REPORTS))
 def test_claims_of_sweeps_are_the_means_of_the_seeds(report: str) -> None:
     claims = read(f"trainings/{report}.csv")
     names = regenerate_trainings.SWEEP_REPORTS[report]
@@ -127,7 +123,7 @@ def test_claims_of_sweeps_are_the_means_of_the_seeds(report: str) -> None:
     assert compared >= 20
 
 
-@pytest.mark.parametrize("data", [*regenerate_trainings.REPORTS, *REPORTS_OF_SWEEPS])
+@pytest.mark.parametrize("data", [*regenerate_trainings.REPORTS, *regenerate_trainings.SWEEP_REPORTS])
 def test_intervals_follow_from_the_components(data: str) -> None:
     """Variances of both samples, Satterthwaite's degrees of freedom, t, and Šidák's rule over the layers."""
     table = read(f"trainings/{data}.csv")

@@ -149,12 +149,12 @@ class InputSums(ABC):
     def _block_size(self) -> int:
         """Inputs that are read at once."""
         layers = self.traces[0].trace.layers
-        of_layers = [
+        of_one = max(
             max(longest * (layers[layer].num_experts if self.has_gates else layers[layer].top_k), 1)
             for layer, longest in self.num_tokens.items()
-        ]
+        )
         fitting = self.traces[0].trace.fitting(max(self.num_tokens.values()))
-        size = max(min(INPUTS_AT_ONCE, _VALUES // max(of_layers), fitting), 1)
+        size = max(min(INPUTS_AT_ONCE, _VALUES // of_one, fitting), 1)
         return -(-size // self._together) * self._together
 
     def _part(self, first: int, last: int, watcher: Progress) -> SumsStore:

@@ -4,10 +4,12 @@ Axes: B sequences, J tokens after the prefix, K choices of a token.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from moeprobe.declarations.options import Options
@@ -135,8 +137,8 @@ class _SequenceSums(InputSums):
         )
         self._marked = [trace_view.trace.marks("generated") for trace_view in traces]
         folds = folds_of(ids, self._clusters)
-        self.shared_ids, self.cached_ids = (
-            self._draw(layers[0], unit_of, seed, tokens) for tokens in (SHARED_TOKENS, CACHED_TOKENS)
+        self.shared_ids, self.cached_ids = self._draw(
+            layers[0], unit_of, seed, (SHARED_TOKENS, CACHED_TOKENS)
         )
         self._caches = [
             CacheSums(
@@ -149,22 +151,19 @@ class _SequenceSums(InputSums):
             for trace_view in traces
         ]
 
-    def _draw(self, layer: str, unit_of: Mapping[str, str], seed: int, enough: int) -> frozenset[str]:
-        """Return whole samples in random order, until they have enough tokens and an interval."""
+    def _draw(
+        self, layer: str, unit_of: Mapping[str, str], seed: int, limits: Sequence[int]
+    ) -> list[frozenset[str]]:
+        """Return whole samples in one random order, until they have as many tokens as each limit, and an interval."""
         tokens = dict(zip(self._ids, self.traces[0].trace.num_tokens(layer, self._ids).tolist(), strict=True))
         samples: dict[str, list[str]] = {}
         for name in self._ids:
             samples.setdefault(unit_of.get(name, self._cluster(name)), []).append(name)
-        sample_ids: list[str] = []
-        members, num_tokens = list(samples.values()), 0
-        # The same order whatever is enough, so that fewer samples are among more.
-        order = generator(seed, "shared_cache").permutation(len(members))
-        for number, index in enumerate(order):
-            if number >= MIN_IMAGES and num_tokens >= enough:
-                break
-            sample_ids += members[index]
-            num_tokens += sum(tokens[name] for name in members[index])
-        return frozenset(sample_ids)
+        members = list(samples.values())
+        members = [members[index] for index in generator(seed, "shared_cache").permutation(len(members))]
+        ends = np.cumsum([sum(tokens[name] for name in sample) for sample in members])
+        numbers = [max(MIN_IMAGES, int(np.searchsorted(ends, limit)) + 1) for limit in limits]
+        return [frozenset(itertools.chain.from_iterable(members[:number])) for number in numbers]
 
     def cell_of(self, trace_view: NamedTrace, cell: Cell) -> Cell:
         """Return the cell with the view of all recordings; its severity is the size of caches."""
