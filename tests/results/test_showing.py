@@ -77,7 +77,7 @@ def sentences_on(page: str) -> list[str]:
         ),
         (lambda models: api.contagion(models, limit=8), "contagion --limit 8", 2),
         pytest.param(
-            lambda models: api.precision(models, formats=["int8"], limit=8), "precision --formats int8 --limit 8", 1,
+            lambda models: api.precision(models, formats=["int8"], limit=8), "precision --formats int8 --limit 8", 2,
             marks=[pytest.mark.slow, pytest.mark.promise],
         ),
         (lambda models: api.evaluate(models, limit=25), "eval --limit 25", 0),
