@@ -28,6 +28,7 @@ from pydantic import Field, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.models import config_files, pipeline
+from moeprobe.models.checkpoints.location import CHECKPOINTS
 from moeprobe.models.config import LENGTHS, NAME, TrainConfig, load_with
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.models.pipeline import Pipeline, is_pipeline
@@ -116,9 +117,7 @@ def path_of(source: str) -> Path:
     return config_files.find(source, names(), what="sweep", folder=SWEEPS)
 
 
-def load(
-    source: str, overrides: Iterable[str] = (), *, checkpoints: Path = Path("checkpoints")
-) -> TrainingGrid:
+def load(source: str, overrides: Iterable[str] = (), *, checkpoints: Path = CHECKPOINTS) -> TrainingGrid:
     """Return the sweep called ``source`` (a name or a path to a YAML file).
 
     An override is of a key of the file (``seeds=[0]``, ``measure.limit=100``) or of the configurations

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.models import config_files
+from moeprobe.models.checkpoints.location import CHECKPOINTS
 from moeprobe.models.config import LENGTHS, NAME, TrainConfig, with_changes
 from moeprobe.models.config_files import PIPELINES
 from moeprobe.runtime.catalog import describe_unknown
@@ -145,7 +146,7 @@ def load_with(
         stages[stage].append((inner, value))
     put = dict(shared)
     header = _parse(content | {key: put[key] for key in ("name", "group") if key in put})
-    root = Path("checkpoints") / header.name if folder is None else folder
+    root = CHECKPOINTS / header.name if folder is None else folder
     configs: dict[str, TrainConfig] = {}
     for stage, stage_changes in stages.items():
         _check_own(stage, stage_changes, first=not configs)

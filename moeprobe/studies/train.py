@@ -9,7 +9,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.open import open_images, open_training_view
 from moeprobe.models import pipeline
 from moeprobe.models.checkpoints.header import is_written_by_moeprobe
-from moeprobe.models.checkpoints.location import LAST, STATE
+from moeprobe.models.checkpoints.location import CHECKPOINTS, LAST, STATE
 from moeprobe.models.config import TrainConfig, load
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.models.training.loop import Trainer
@@ -103,7 +103,7 @@ def train_together(
     Raises:
         UserError: what ``train`` raises, in any of the processes; or one of them is gone.
     """
-    folder = Path("checkpoints") / config.name if folder is None else folder
+    folder = CHECKPOINTS / config.name if folder is None else folder
     first = ranks.rank == 0
     state: str | None = None
     if first:

@@ -29,6 +29,7 @@ from moeprobe.metrics.stats.statistic import Array
 from moeprobe.metrics.stats.training_pairs import FEWEST
 from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.models import grid
+from moeprobe.models.checkpoints.location import CHECKPOINTS
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import finished as finished_runs
@@ -60,7 +61,7 @@ def main() -> None:
             api.curves(runs, metric=metric, x="epoch", out=OUT / stage, overwrite=True)
 
 
-def finished(sweep: str, *, checkpoints: Path = Path("checkpoints")) -> list[Pipeline]:
+def finished(sweep: str, *, checkpoints: Path = CHECKPOINTS) -> list[Pipeline]:
     """Return the cells of a sweep of pipelines whose last stage is trained."""
     cells = grid.load(sweep, checkpoints=checkpoints).pipelines.values()
     return [one for one in cells if (folder(one) / "finished.json").is_file()]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeprobe.cli.front.early import check_configuration
+from moeprobe.models.checkpoints.location import CHECKPOINTS
 from moeprobe.runtime import distributed
 from moeprobe.runtime.device import check_device
 
@@ -28,7 +29,7 @@ def demo(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
-    checkpoints: Annotated[Path, typer.Option(help="Where the two checkpoints go.")] = Path("checkpoints"),
+    checkpoints: Annotated[Path, typer.Option(help="Where the two checkpoints go.")] = CHECKPOINTS,
     reports: Annotated[Path, typer.Option(help="Where the reports go.")] = Path("reports/demo"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
 ) -> None:

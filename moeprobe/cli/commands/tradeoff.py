@@ -8,6 +8,7 @@ import typer
 
 from moeprobe.cli.front.environment import print_json
 from moeprobe.cli.front.options import Svg, command_line
+from moeprobe.models.checkpoints.location import CHECKPOINTS
 from moeprobe.runtime.device import check_device
 from moeprobe.runtime.files import is_folder
 
@@ -34,7 +35,7 @@ def tradeoff(
     ] = None,
     checkpoints: Annotated[
         Path, typer.Option(help="Folder for a sweep's trainings, in a subfolder named after the sweep.")
-    ] = Path("checkpoints"),
+    ] = CHECKPOINTS,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     times: Annotated[
         Path | None,
