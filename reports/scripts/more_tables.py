@@ -6,6 +6,7 @@ import pandas as pd
 
 from benchmarks.mutants import share
 from moeprobe.inputs.corruptions import FAMILIES, NAMES
+from reports.scripts.seeds import layers
 
 SHOWN = (1, 3, 5, 7, 10)
 _NAMES = {1: "least decile", 3: "third", 5: "fifth", 7: "seventh", 10: "largest"}
@@ -163,19 +164,25 @@ def corruption_name(view: str) -> str:
 
 
 def precision(folder: Path, name: str) -> list[str]:
-    """Return which share of tokens changes its set of experts, of one of the tables in a folder."""
+    """Return which share of tokens changes its set in the last MoE layer, of one of the tables in a folder."""
     return choices(pd.read_csv(folder / f"{name}.csv"))
 
 
 def choices(table: pd.DataFrame) -> list[str]:
-    """Return a line per format, a column per part of the model: means over layers and checkpoints."""
+    """Return a line per format and model, a column per part that is rounded: shares in % of the last MoE layer."""
     rows = table[table["metric"] == "chooses_otherwise"]
-    means = rows.groupby(["format", "part"], sort=False)["value"].mean()
+    rows = rows[rows["layer"] == layers(rows)[-1]]
     columns = ["router", "experts", "attention", "rest", "whole"]
-    lines = [f"| format | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
-    for form in dict.fromkeys(rows["format"]):
-        cells = (f"{100 * means[form, part]:.2f} %" for part in columns)
-        lines.append(f"| {form} | {' | '.join(cells)} |")
+    lines = [f"| format | model | {' | '.join(columns)} |", f"|---|---|{'---|' * len(columns)}"]
+    for (form, model), own in rows.groupby(["format", "checkpoint"], sort=False):
+        parts = own.set_index("part")
+        cells = (
+            "{value:.2f} [{ci_low:.2f}, {ci_high:.2f}] %".format_map(
+                100 * parts.loc[part, ["value", "ci_low", "ci_high"]]
+            )
+            for part in columns
+        )
+        lines.append(f"| {form} | `{model}` | {' | '.join(cells)} |")
     return lines
 
 

@@ -125,7 +125,7 @@ def numbers(result: Result) -> pd.DataFrame:
 
 
 def tables(found: dict[str, pd.DataFrame]) -> str:
-    """Return what the page shows: shares of tokens that choose otherwise, means over layers and checkpoints."""
+    """Return what the page shows: shares of tokens that choose otherwise in the last MoE layer."""
     parts = []
     for name, table in found.items():
         parts.append("\n".join([f"## {name}", "", *choices(table)]))
