@@ -106,7 +106,11 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Put the checkpoints, and a real server's responses and configuration, where the guides have them."""
+    """Put what the guides begin with where they have it.
+
+    These are the checkpoints, a real server's responses and configuration, the same responses as counts and under other
+    keys, and router logits.
+    """
     for name in ("baseline", "prc"):
         kept = ROOT / "checkpoints" / "reference" / f"digits-{name}-k2-seed0"
         shutil.copytree(kept, folder / "checkpoints" / f"demo-{name}")
