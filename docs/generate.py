@@ -81,6 +81,12 @@ DRAWN = {
     "quantized.png": "guide_figures",
     "monitor.png": "monitor_figure",
     "experts-price.png": "guide_figures",
+    "counts.png": "printed",
+    "router-logits.png": "printed",
+    "large-models.png": "guide_figures",
+    "long-inputs.png": "guide_figures",
+    "own-routers.png": "guide_figures",
+    "spread-models.png": "guide_figures",
 }
 ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)

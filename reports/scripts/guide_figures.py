@@ -11,12 +11,16 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from PIL import Image
 
 from moeprobe import api
@@ -24,10 +28,12 @@ from moeprobe.inputs.corruptions import NAMES
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.corruption import Corruption
 from moeprobe.results.figures import STYLE, save
+from moeprobe.results.palette import COLORS
 from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.seeds import generator
 from reports.scripts.printed import in_256_colors
 from reports.scripts.regenerate_precision import license_lines, made
+from tests.adapters import tiny_texts
 from tests.adapters.tiny_gguf import write as write_gguf
 from tests.adapters.tiny_pictures import save as save_tiny
 
@@ -53,6 +59,10 @@ def main(names: Sequence[str]) -> None:
         "corruptions": corruptions,
         "margins": margins,
         "quantized": quantized,
+        "large-models": large_models,
+        "long-inputs": long_inputs,
+        "own-routers": own_routers,
+        "spread-models": spread_models,
     }
     for name in names or pictures:
         [path] = save(pictures[name](), IMAGES / name)
@@ -216,6 +226,157 @@ def corruptions(across: int = 4, severities: tuple[int, ...] = (1, 3, 5)) -> Fig
             ax.set_title(name, fontsize=5, pad=1.5)
             ax.set_axis_off()
     return figure
+
+
+def large_models() -> Figure:
+    """Return whose weights are in memory in each pass of a sweep of three models that count as large."""
+    from moeprobe.adapters import residence
+    from moeprobe.adapters.huggingface import HuggingfaceAdapter
+
+    networks: dict[str, Any] = {}
+    passes: list[dict[str, int]] = []
+    trace = HuggingfaceAdapter.trace
+
+    def record(model: HuggingfaceAdapter, *args: Any, **more: Any) -> Any:
+        networks[Path(model.model.name_or_path).name] = model.model
+        passes.append(
+            {
+                name: sum(part.nbytes for part in network.parameters() if not part.is_meta)
+                for name, network in networks.items()
+            }
+        )
+        return trace(model, *args, **more)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        mock.patch.object(residence, "SMALL", 0),
+        mock.patch.object(HuggingfaceAdapter, "trace", record),
+    ):
+        Path("lines.txt").write_text("\n".join(tiny_texts.texts()), encoding="utf-8")
+        for name, layers in zip("ABC", (2, 3, 1), strict=True):
+            tiny_texts.olmoe(Path(f"model {name}"), num_hidden_layers=layers)
+        names = sorted(path.name for path in Path().glob("model *"))
+        api.sweep([f"hf:{name}" for name in names], data="text:lines.txt", view="typos", figures=False)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+        ax = figure.subplots()
+        number = np.arange(1, len(passes) + 1)
+        for name, color in zip(names, COLORS, strict=False):
+            in_memory = [sizes.get(name, 0) / 1e3 for sizes in passes]
+            ax.bar(number, in_memory, width=1, color=color, label=name)
+        ax.set(xlabel="forward pass of the run", ylabel="weights in memory, KB")
+        figure.legend(loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def long_inputs() -> Figure:
+    """Return the memory that a text takes, by its length, of the table on the page."""
+    page = (ROOT / "docs" / "guide" / "long-inputs.md").read_text(encoding="utf-8")
+    header, *rows = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in page.splitlines()
+        if line.startswith("| tokens |") or " MiB |" in line
+    )
+    sizes = np.array([[int(cell.removesuffix(" MiB").replace(",", "")) for cell in row[1:]] for row in rows])
+    lengths = [int(row[0].replace(",", "")) for row in rows[1:]]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for column, name in enumerate(header[1:]):
+            what, _, how = name.partition(", ")
+            ax, color = panels[column // 2], COLORS[column % 2]
+            ax.plot(lengths, sizes[1:, column], "o-", color=color, label=how)
+            ax.set(title=what, xlabel="tokens of the text", xscale="log")
+            ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
+            ax.minorticks_off()
+        for ax in panels:
+            ax.axhline(sizes[0].min(), color="#808080", linestyle="--", label="without a text")
+        panels[0].set(ylabel="highest memory, MiB", ylim=(0, None))
+        panels[0].yaxis.set_major_formatter("{x:,.0f}")
+        panels[0].legend()
+    return figure
+
+
+def own_routers() -> Figure:
+    """Return the class scores of a model with random weights that repeats choices: its own, and those of digits."""
+    from tests.adapters import zoo
+    from tests.adapters.test_hooks_replay import HandingMoe
+
+    places = {"logits": 1, "indices": 2, "weights": 0}
+    model = api.Hooks(zoo.vit(HandingMoe), routers="blocks.*.mlp.gate", read=places, **zoo.VIT)
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    scores, own = model.trace(images)
+    assert scores is not None
+    with tempfile.TemporaryDirectory() as folder:
+        api.record([api.wrap(model, name="handing")], data="digits", limit=len(images), out=folder)
+        digits = api.recorded_routing(Path(folder) / "handing" / "clean.parquet")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for ax, gates in zip(panels, ("recomputed", "replayed"), strict=True):
+            for routing, name, color in (
+                (digits, "experts of the digits", COLORS[0]),
+                (own, "own experts", COLORS[1]),
+            ):
+                forced = model.replay(images, routing, gates=gates)
+                ax.plot(scores.flatten(), forced.flatten(), "o", color=color, markersize=4, label=name)
+            ax.axline((0, 0), slope=1, color="#808080", linewidth=0.8, zorder=0)
+            ax.set(title=f'gates="{gates}"', xlabel="class score, free choice")
+        panels[0].set_ylabel("class score, forced choice")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def spread_models(processes: int = 4, experts: int = 8) -> Figure:
+    """Return which part of an OLMoE each process holds, by the plans of transformers."""
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+
+    with torch.device("meta"):
+        model = OlmoeForCausalLM(OlmoeConfig(num_hidden_layers=1, num_experts=experts))
+    plans = {"replicas": {}, "experts": model.ep_plan, "tensor": model.tp_plan}
+    # Parameters that stand for a part of the model, from its input to its output.
+    parts = {
+        "embeddings": "model.embed_tokens",
+        "attention": "model.layers.0.self_attn.q_proj",
+        "router": "model.layers.0.mlp.gate",
+        "experts": "model.layers.0.mlp.experts.down_proj",
+        "head": "lm_head",
+    }
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(7.6, 3.6), layout="constrained")
+        panels = figure.subplots(1, len(plans), sharey=True)
+        for ax, (share, plan) in zip(panels, plans.items(), strict=True):
+            row = 0
+            for part, parameter in parts.items():
+                style = next((plan[pattern] for pattern in plan if fnmatch(parameter, pattern)), "")
+                for number in range(experts if part == "experts" else 1):
+                    for process in range(processes):
+                        held = _held(style, process / processes, number / experts, 1 / processes)
+                        _cell(ax, process, row, *held)
+                    row += 1
+            ax.set(title=f"--parallel {share}", xlabel="process", xlim=(-0.05, processes), ylim=(row, 0))
+            ax.set_xticks(np.arange(processes) + 0.45, range(processes))
+            ax.tick_params(length=0)
+            for spine in ax.spines.values():
+                spine.set_visible(False)
+        names = [f"expert {number}" for number in range(experts)]
+        labels = [name for part in parts for name in (names if part == "experts" else [part])]
+        panels[0].set_yticks(np.arange(row) + 0.45, labels)
+    return figure
+
+
+def _held(style: str, begin: float, expert: float, share: float) -> tuple[float, float]:
+    """Return where the part that a process holds of something begins, and its width, of 1."""
+    if style == "grouped_gemm":  # whole experts, as many for each process, one after the other
+        return (0.0, float(begin <= expert < begin + share))
+    return (begin, share) if style else (0.0, 1.0)
+
+
+def _cell(ax: mpl.axes.Axes, column: int, row: int, begin: float, width: float, size: float = 0.9) -> None:
+    """Draw a box whose filled part is held."""
+    ax.add_patch(Rectangle((column + begin * size, row), width * size, size, fc="#0072B2", lw=0))
+    ax.add_patch(Rectangle((column, row), size, size, fill=False, ec="#808080", lw=0.8))
 
 
 def shards() -> Figure:

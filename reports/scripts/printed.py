@@ -9,7 +9,11 @@ or ``; after table 1``. The commands run in one folder, page after page. There `
 so no test repeats it. Of named pages only these are written; the commands of those before them are run, too.
 """
 
+import base64
+import contextlib
 import gzip
+import io
+import json
 import os
 import re
 import shlex
@@ -18,9 +22,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +44,8 @@ PAGES = (
     "guide/recorded-routing.md",
     "guide/recipes.md",
     "guide/expert-parallel.md",
+    "guide/counts.md",
+    "guide/other-forms.md",
     "guide/locality.md",
     "guide/two-forms.md",
     "guide/prefetch.md",
@@ -65,6 +73,8 @@ FIGURES = {
     "coverage.png": "reports/coverage/figures/coverage.png",
     "align.png": "reports/my-align/figures/align.png",
     "two-forms.png": "reports/agree/figures/agree.png",
+    "counts.png": "reports/load/figures/balance.png",
+    "router-logits.png": "reports/logits/figures/confidence.png",
 }
 WIDTH = 118
 _BLOCK = re.compile(
@@ -96,14 +106,73 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Put the checkpoints, and a real server's responses and configuration, where the guides have them."""
+    """Put what the guides begin with where they have it.
+
+    These are the checkpoints, a real server's responses and configuration, the same responses as counts and under other
+    keys, and router logits.
+    """
     for name in ("baseline", "prc"):
         kept = ROOT / "checkpoints" / "reference" / f"digits-{name}-k2-seed0"
         shutil.copytree(kept, folder / "checkpoints" / f"demo-{name}")
     served = ROOT / "tests" / "recordings" / "servers"
-    (folder / "responses.jsonl").write_bytes(gzip.decompress((served / "bfloat16.jsonl.gz").read_bytes()))
+    responses = gzip.decompress((served / "bfloat16.jsonl.gz").read_bytes())
+    (folder / "responses.jsonl").write_bytes(responses)
     (folder / "model").mkdir()
     shutil.copyfile(served / "olmoe.json", folder / "model" / "config.json")
+    answers = [json.loads(line)["choices"][0] for line in responses.splitlines()]
+    write_counts(folder / "expert_counts.csv", answers)
+    write_rollouts(folder / "rollouts.jsonl", answers)
+    write_logits(folder / "logits.pt", folder / "olmoe-random")
+
+
+def write_counts(path: Path, answers: Sequence[dict[str, Any]]) -> None:
+    """Write how often each expert was chosen by each answer of a server, a step each, and no token."""
+    lines = ["step,layer_id,expert_id,count"]
+    for step, answer in enumerate(answers):
+        for layer, chosen in enumerate(experts_of(answer).transpose(1, 0, 2)):
+            experts, counts = np.unique(chosen, return_counts=True)
+            lines += [
+                f"{step},{layer},{expert},{count}" for expert, count in zip(experts, counts, strict=True)
+            ]
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def write_rollouts(path: Path, answers: Sequence[dict[str, Any]]) -> None:
+    """Write the answers of a server as a trainer of one's own might: under other keys, as nested lists."""
+    lines = [
+        json.dumps(
+            {
+                "question": answer["prompt_token_ids"],
+                "reply": answer["token_ids"],
+                "extra": {"moe": experts_of(answer).tolist()},
+            }
+        )
+        for answer in answers
+    ]
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def experts_of(answer: dict[str, Any]) -> np.ndarray:
+    """Return the experts ``(T, L, K)`` of T tokens in L layers that a server sent of an answer."""
+    return np.load(io.BytesIO(base64.b64decode(answer["routed_experts"])))
+
+
+def write_logits(path: Path, model: Path) -> None:
+    """Write the router logits of a small model with random weights on lines of the license, and the model itself."""
+    import torch
+
+    from reports.scripts.regenerate_precision import license_lines, made
+
+    with contextlib.chdir(ROOT):
+        texts = license_lines()
+    made(model, words_of=texts)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    encoded = AutoTokenizer.from_pretrained(model)(texts, padding=True, return_tensors="pt")
+    inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    with torch.inference_mode():
+        output = AutoModelForCausalLM.from_pretrained(model)(**inputs, output_router_logits=True)
+    torch.save({"router_logits": output.router_logits, **inputs}, path)
 
 
 def files(text: str) -> Iterator[tuple[str, str]]:
