@@ -38,7 +38,16 @@ class Modality:
         return plural_of(self.sampled) if self.sampled else self.plural
 
     def translate(self, text: str) -> str:
-        """Return a text that speaks of images and patches with this modality's words."""
+        """Return a text that speaks of images and patches with this modality's words.
+
+        What is said to be few images are the sampled units.
+
+        >>> from dataclasses import replace
+        >>> from moeprobe.inputs.modality import IMAGE
+        >>> replace(IMAGE, sampled="patient").translate("few images, of images")
+        'few patients, of images'
+        """
+        text = text.replace("few images", f"few {self.units}")
         words = {"images": self.plural, "image": self.name, "patches": self.tokens, "patch": self.token}
         return re.sub(r"\b(images?|patch(es)?)\b", lambda word: words[word[0]], text)
 

@@ -83,6 +83,11 @@ class Extreme:
         """Whether it is apart from all others."""
         return self.is_judged and self.following is not None and not self.rivals
 
+    @property
+    def share_words(self) -> tuple[str, str]:
+        """How a sentence on the largest of several shares begins and ends: it may be less than one half."""
+        return ("Most", "") if self.row["value"] > 0.5 else ("More", " than in any other layer")
+
     def clause(self) -> str:
         """Return what is known of the others: those that are not separated from it, or that none is; empty for one."""
         if self.following is None or not self.is_judged:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
@@ -80,8 +81,8 @@ def overview(
     """Return a line per metric that is read first: its verdicts, and the differences with an interval for all of them.
 
     The interval reaches from the lowest to the highest end of the simultaneous intervals, which hold together. With
-    several pairs of checkpoints a metric has a line for each; where ``trainings`` claims it of all of them, that line
-    alone. What is 0 for every checkpoint has no line.
+    several pairs of checkpoints a metric has a line for each; those that ``trainings`` makes a claim of have the line
+    of the claim alone. What is 0 for every checkpoint has no line.
     """
     modality = modality_of_table(table)
     if trainings is not None and len(trainings):
@@ -110,8 +111,18 @@ def overview(
 
 
 def _trainings_first(table: pd.DataFrame, trainings: pd.DataFrame) -> pd.DataFrame:
-    """Return the claims about trainings, then the differences of pairs where there is none of their metric."""
-    has_claim = pd.MultiIndex.from_frame(table[FAMILY]).isin(pd.MultiIndex.from_frame(trainings[FAMILY]))
+    """Return the claims about trainings, then the differences of pairs that are in none of their metric."""
+    groups = set(table["group"])
+    claimed = set(trainings[[*FAMILY, "checkpoint"]].itertuples(index=False, name=None))
+    # A claim about pairs by hand may be called after its checkpoints, which are no group; it is about all pairs.
+    without_group = {tuple(family) for *family, name in claimed if name not in groups}
+    has_claim = np.array(
+        [
+            (*family, group) in claimed or tuple(family) in without_group
+            for *family, group in table[[*FAMILY, "group"]].itertuples(index=False, name=None)
+        ],
+        dtype=bool,
+    )
     references = [
         f"{name} ({int(n)} pairs of trainings)" for name, n in trainings[["reference", "trainings"]].values
     ]

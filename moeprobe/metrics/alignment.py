@@ -7,6 +7,8 @@ from moeprobe.metrics.declaration import Metric
 
 # How the interval of a number of a set of trainings is computed, as the column ``interval`` has it.
 TRAININGS = "trainings"
+# What tables call a set of trainings that no group names.
+ALL = "all trainings"
 
 JOINT_ROUTING = Metric(
     "joint_routing",

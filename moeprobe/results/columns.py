@@ -68,8 +68,9 @@ COLUMNS: dict[str, str] = {
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
     "severity": "severity of the view, in its unit; for `fewshot` the shots, for `experts` the `--loss`, for `trace "
-    "balance` the window or the batch, for `trace locality` the experts in a cache, for `trace prefetch` those loaded "
-    "ahead, for `trace batches`, `coverage` and `trace coverage` the tokens; empty for pairs of random views",
+    "balance` the window or the batch, for `trace locality` the experts in a cache, for `prefetch` and `trace "
+    "prefetch` those loaded ahead, for `trace batches`, `coverage` and `trace coverage` the tokens; empty for pairs of "
+    "random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), before, text and special (of a prompt around a picture), "
     "or patches of the foreground, the boundary, the background; for recorded sequences also prompt, generated, "
@@ -77,7 +78,8 @@ COLUMNS: dict[str, str] = {
     "video, audio, text, special and before; empty for the model's output",
     "metric": "name of the metric",
     "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token; of "
-    "indexers and hot experts random, of indexers also recency; of reuse along sequences sequence and even",
+    "indexers and hot experts random, of indexers also recency; of reuse along sequences sequence and even, of caches "
+    "of experts eviction and even, of experts loaded ahead busiest and even; of tried choices of experts option",
     "expert": "expert the value is about; empty if about none",
     "expert_b": "second expert, for values about two",
     "class": "class the value is about; empty when pooled",

@@ -1,6 +1,7 @@
 """What holds for every declared metric; a new one is tested the moment the file of its analysis exists."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Estimator, Metric, MetricFamily
 from moeprobe.metrics.registry import applicable
 from moeprobe.metrics.stats.statistic import is_carried
+from moeprobe.results.columns import COLUMNS
 from moeprobe.runtime import catalog
 from tests.contracts.test_analyses import AGGREGATES, EVERY, examples, metrics_of, sums
 from tests.routing.routings import aligned, expert_choice, routing, soft
@@ -101,6 +103,10 @@ def test_a_declaration_can_be_read(metric: Metric) -> None:
     for other in (metric.below, metric.collapse_of):
         assert not other or registry.find(other).declared
     assert registry.find(metric.name).metric == metric
+
+
+def test_the_column_of_chance_levels_names_each_of_them() -> None:
+    assert set(NULLS) <= set(re.findall(r"\w+", COLUMNS["null"]))
 
 
 def test_families_hold_the_name_of_their_example() -> None:

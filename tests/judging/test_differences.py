@@ -470,6 +470,21 @@ def test_the_footing_speaks_of_what_was_read() -> None:
         assert f"resamples of {units}" in said and others not in said
 
 
+def test_the_footing_says_by_what_intervals_hold_together() -> None:
+    """Resamples are of few images; of many there are signs, and of many looks neither."""
+    table = compare({name: {cell(): routed(seed)} for seed, name in enumerate("ab")})
+    probe = {"data": "digits", "split": "test", "view": {"name": "noise"}, "seed": 0}
+
+    def footing(rows: pd.DataFrame, **request: Any) -> str:
+        about = {"request": {"probe": probe, "margin": 0.02} | request, "checkpoints": {"a": {}, "b": {}}}
+        return comparison_footing(Comparison(rows, rows[:0], rows[:0], Sidecar(about | {"look": 1})))
+
+    assert "max-|t| over 2,000 bootstrap resamples of images" in footing(table)
+    linear = table.assign(interval="linearized")
+    assert "max-|t| over 2,000 random signs of the influences of images" in footing(linear, looks=10)
+    assert "(t and Šidák's rule over images, paired)" in footing(linear, looks=11)
+
+
 def test_a_mismatch_that_is_rounding_has_not_collapsed() -> None:
     """Of one checkpoint there is no share of the mismatch that is routing, of the other there is."""
 

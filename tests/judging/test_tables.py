@@ -140,6 +140,20 @@ def test_claims_about_trainings_stand_before_pairs_without_one() -> None:
     assert len(alone.rows) == 1 and alone.caption == "Verdicts: b against a (3 pairs of trainings)"
 
 
+def test_a_claim_about_trainings_hides_no_pair_that_is_not_in_it() -> None:
+    """A single model beside two groups of trainings has a verdict of its own."""
+    pairs = [judged(kappa(), checkpoint=f"b{seed}", reference=f"a{seed}", group="b") for seed in range(3)]
+    single = judged(
+        kappa(), -0.2, checkpoint="c", reference="a0", verdict="lower", judgement="worse", group="c"
+    )
+    claims = pd.DataFrame([judged(kappa(), 0.05) | {"trainings": 3}])
+    lines = judged_tables.overview(frame([*pairs, single], judged=True), trainings=claims).rows
+    assert [[cell.text for cell in line[1:3]] for line in lines] == [
+        ["b − a (3 pairs of trainings)", "better"],
+        ["c − a0", "worse"],
+    ]
+
+
 def test_where_no_ordinary_token_is_compared_the_others_are_read() -> None:
     rows = [judged(("blocks.1", "prefix", metric, "")) for metric in ("top1_match", "match_by_input")]
     read = judged_tables.read_first(frame(rows, judged=True), None)

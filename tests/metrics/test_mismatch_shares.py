@@ -1,12 +1,16 @@
 """Shares of a mismatch that is rounding have no value."""
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from moeprobe.metrics.analyses.mismatch import MismatchAnalysis, Scores
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.linearized import linearize, linearize_all
+from moeprobe.recorded.mismatch import Mismatch
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,29 @@ def test_a_share_of_rounding_has_no_value(own: float | None, flag: str) -> None:
             assert estimate.flag == flag and np.isnan(estimate.value) == bool(flag), share.key
     if not flag:
         assert resampled[0].interval().value == pytest.approx(1 - 0.03 / np.abs(moved).mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "words"),
+    [
+        (5e-6, "This is rounding, so no share of it is routing."),
+        (0.5, "This may be rounding, so its share of routing is left out."),
+    ],
+)
+def test_a_large_mismatch_is_not_called_rounding(mismatch: float, words: str) -> None:
+    """There is no share either where few requests differ so much that the interval reaches the floor."""
+    parts = {
+        "mismatch": mismatch,
+        "mismatch_rest": 0.1,
+        "mismatch_routing": 0.4,
+        "mismatch_routing_share": np.nan,
+    }
+    row: dict[str, Any] = {"checkpoint": "a", "tokens": "", "ci_low": np.nan, "ci_high": np.nan, "images": 5}
+    table = pd.DataFrame(
+        [
+            row | {"metric": name, "value": value, "flag": "no_mismatch" if np.isnan(value) else "few_images"}
+            for name, value in parts.items()
+        ]
+    )
+    (said,) = Mismatch.conclusions(table)
+    assert said.endswith(words)

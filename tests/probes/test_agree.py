@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -120,6 +121,25 @@ def test_nothing_is_said_to_differ_between_equal_weights(seed: int) -> None:
     assert "(0 of 768)" in said and "read from the same files (sha256 hash of one)" in said
     assert "other: no log-probability changes. one against itself" in said
     assert not re.search(r"\b(higher|lower|not route|nearly|accounts)\b", said)
+
+
+def test_of_few_inputs_there_is_no_word() -> None:
+    """Where nothing changes, either: five images show little."""
+    one, other = two()
+    [finding, *_] = (few := agree(one, other, limit=5)).leading(few)
+    assert finding.startswith("other against one: the experts differ in 0.000")
+
+
+def test_the_largest_share_of_several_layers_need_not_be_most() -> None:
+    result = agree(*two(swap_experts("blocks.1", 2, 5)))
+    for share, most, than in ((0.6, "Most", ""), (0.4, "More", " than in any other layer")):
+        table = result.table.copy()
+        shares = table["metric"] == "first_layer_share"
+        values = table.loc[shares, "layer"].map({"blocks.1": share, "blocks.3": share / 2})
+        table.loc[shares, "value"] = values
+        table.loc[shares, ["ci_low", "ci_high"]] = np.stack([values - 0.01, values + 0.01], axis=1)
+        words = f"{most} patches that change differ first in blocks.1 (separated from all others){than}: {share:.3f} ["
+        assert any(words in said for said in sentences(table, result.comparison, result.sidecar))
 
 
 @pytest.mark.parametrize(("part", "share"), [("router", 1.0), ("head", 0.0)])

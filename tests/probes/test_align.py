@@ -24,6 +24,7 @@ from moeprobe.metrics.stats.training_pairs import Quantity, SetShare
 from moeprobe.probes.align.figure import draw
 from moeprobe.probes.align.fit import Halves, with_numbers
 from moeprobe.probes.align.measure import pair_label
+from moeprobe.probes.align.sentences import sentences
 from moeprobe.results.layouts.agreement import aligned_tables
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.runtime.seeds import generator
@@ -232,8 +233,6 @@ def test_independent_routing_agrees_by_chance_where_it_was_not_fitted(independen
 
 
 def test_what_independent_routing_is_said_to_be(independent: pd.DataFrame) -> None:
-    from moeprobe.probes.align.sentences import sentences
-
     said = sentences(independent)
     assert len(said) == len(LAYERS) and all("no better than of unrelated inputs" in line for line in said)
 
@@ -332,7 +331,16 @@ def test_sets_of_trainings_and_their_difference() -> None:
     assert _over_trainings(table, IMAGE) == ["of sets of trainings over images and trainings"]
     assert not _over_trainings(table[table["checkpoint"].isin(pairs)], IMAGE)
     alone = align(models[2:], limit=20, layers="blocks.1")
-    assert "all trainings" in set(alone["checkpoint"]), "one of a group has no partner there"
+    assert "x-2 with y-0" in set(alone["checkpoint"]), "one of a group has no partner there"
+    assert values(alone, "share_data")["checkpoint"].tolist() == ["y"], (
+        "x differs from y in more than its seed"
+    )
+
+
+def test_what_trainings_of_no_known_group_share_is_not_said_to_be_by_the_seed() -> None:
+    table = align([scripted(name, seed) for seed, name in enumerate("abc")], limit=20, layers="blocks.1")
+    (said,) = (line for line in sentences(table) if line.startswith("all trainings"))
+    assert said.endswith("the rest goes with the seed, if they differ in nothing else.")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from moeprobe.probes.coverage import Coverage
 from moeprobe.probes.coverage.measure import tokens_of_experts
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run import prepare
+from moeprobe.results.layouts.expert_coverage import coverage_table
 from moeprobe.runtime.progress import Progress
 from tests.commands import run
 from tests.routing.routings import checkpoint, digits
@@ -180,6 +181,8 @@ def test_units_are_added_as_a_whole(tmp_path: Path) -> None:
     asked: Any = {"data": "digits", "limit": IMAGES, "figures": False, "need": 1}
     result = api.coverage(checkpoint(), unit=str(units), **asked)
     assert whole(result, "inputs_needed") <= 3 < whole(api.coverage(checkpoint(), **asked), "inputs_needed")
+    said = coverage_table(result.table)
+    assert said is not None and "random orders of the patients" in said.note
 
 
 @pytest.mark.slow

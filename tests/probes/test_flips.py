@@ -102,6 +102,13 @@ def by_hand(
             handle.remove()
 
 
+def test_a_plan_counts_flips_of_class_tokens_and_of_no_other_layer() -> None:
+    """Two patches and the class token get four sets each, after the clean and the perturbed pass."""
+    model = Path(__file__).parents[2] / "checkpoints" / "reference" / "digits-baseline-k2-seed0"
+    planned = run("flips", model, "--patches", 2, "--layers", "blocks.1", "--limit", 4, "--dry-run")
+    assert "1 checkpoint x 4 images x 14 forward passes = 56 passes" in planned.output
+
+
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("is_later_fixed", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)

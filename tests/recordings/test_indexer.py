@@ -16,6 +16,7 @@ from moeprobe import api
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.metrics.stats.hypergeometric import expected_jaccard
 from moeprobe.recorded.indexer.overlaps import count_common
+from moeprobe.recorded.indexer.sentences import _least_layer
 from moeprobe.recordings.indexer import read_selections, scores_beside
 from moeprobe.recordings.model_config import read_indexer_shape
 from tests.commands import run
@@ -181,6 +182,17 @@ def test_choices_of_a_request_are_no_samples(tmp_path: Path) -> None:
         assert two[["value", "ci_low", "ci_high"]].tolist() == pytest.approx(
             one[["value", "ci_low", "ci_high"]].tolist()
         )
+
+
+def test_the_layer_that_agrees_least_is_named_with_those_not_separated_from_it() -> None:
+    """It was picked for its value: with intervals that hold for all layers at once, only the last is apart."""
+    kappas = pd.DataFrame({"layer": ["a", "b", "c"], "value": [0.5, 0.53, 0.9]}).assign(
+        ci_low=lambda rows: rows["value"] - 0.05, ci_high=lambda rows: rows["value"] + 0.05,
+        metric="key_jaccard_kappa", null="random", tokens="token", images=40, flag="", dataset="requests",
+    )  # fmt: skip
+    assert _least_layer(kappas) == [
+        "a agrees least of 3 layers: κ 0.500 [0.450, 0.550], not separated from b."
+    ]
 
 
 def test_only_the_common_beginning_is_compared(tmp_path: Path) -> None:

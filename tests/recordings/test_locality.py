@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from moeprobe.recorded.engine import input_sums
 from moeprobe.recorded.engine.sequences import check_layer
 from moeprobe.recorded.locality import measure
 from moeprobe.recorded.locality.figure import draw
+from moeprobe.recorded.locality.sentences import sentences
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.reading import TraceFile
 from tests.commands import refused, run
@@ -135,6 +137,19 @@ def test_caches_of_planted_tokens(trace: Path) -> None:
     ]
     assert parts[0]["value"] > parts[1]["value"]
     assert parts[0]["trials"] + parts[1]["trials"] == parts[2]["trials"]
+
+
+def test_a_single_layer_says_what_is_loaded(trace: Path) -> None:
+    """As all layers together do: where one is recorded, or chosen, it is all of them."""
+    asked: dict[str, Any] = {"expert_bytes": "2MB", "bandwidth": "1GB/s", "layers": "layers.0"}
+    table = api.trace_locality(trace, cache=[10], **asked).table
+    hit, loads, loaded, speed = (
+        cell(table, f"cache_{what}_lru", severity=10.0)["value"]
+        for what in ("hit", "loads", "bytes", "speed")
+    )
+    assert loads == pytest.approx((1 - hit) * TOP_K)
+    assert loaded == pytest.approx(2e6 * loads) and speed == pytest.approx(1e9 / loaded)
+    assert any("with LRU and 10 experts per layer, a token loads" in line for line in sentences(table))
 
 
 def test_requests_at_once_share_a_cache_and_are_one_sample(trace: Path, tmp_path: Path) -> None:

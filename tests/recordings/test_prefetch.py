@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -11,9 +12,11 @@ from moeprobe import api
 from moeprobe.metrics.analyses.prefetch import PREDICTORS, Prefetch, PrefetchHits
 from moeprobe.metrics.declaration import Estimator
 from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.probes.router_prefetch.sentences import place_of
 from moeprobe.recorded.engine.folds import NUM_FOLDS, folds_of, heat_of, without_fold
 from moeprobe.recorded.trace_prefetch import measure
 from moeprobe.recorded.trace_prefetch.frequencies import Frequencies, found_among, marks_of, pair_counts
+from moeprobe.recorded.trace_prefetch.sentences import sentences
 from tests.commands import refused, run
 from tests.metrics.test_sequences import value
 from tests.recordings.test_locality import CONFIG, EXPERTS, LAYERS, TOP_K, Ids, cell, served
@@ -56,6 +59,32 @@ def test_what_follows_from_the_layer_before_is_found(tmp_path: Path) -> None:
     assert even["value"] == TOP_K / EXPERTS
     # Nothing comes before the first layer.
     assert not ((table["layer"] == "layers.0") & table["metric"].str.startswith("prefetch_layer")).any()
+
+
+def test_predictors_are_compared_over_the_layers_that_have_one_before(tmp_path: Path) -> None:
+    """A token of the first layer is predicted from the previous one alone, so all layers together leave it out."""
+    table = api.trace_prefetch(served(tmp_path / "a.parquet", repeating, requests=5)).table
+    of_all = [
+        cell(table, f"prefetch_{predictor}", layer="", severity=float(TOP_K)) for predictor in PREDICTORS
+    ]
+    assert [row["trials"] for row in of_all] == [5 * (ROWS - 1) * TOP_K] * len(PREDICTORS)
+    levels = {
+        cell(table, f"prefetch_{one}_chance", layer="", severity=float(TOP_K), null="busiest")["value"]
+        for one in PREDICTORS
+    }
+    assert len(levels) == 1
+    said = sentences(table)[0]
+    assert said.endswith("). layers.0 has no layer before it, and no part in these numbers."), said
+    # A single layer has nothing to be compared over.
+    assert "no part" not in sentences(table[table["layer"] == "layers.1"])[0]
+
+
+def test_layers_of_several_shapes_are_called_by_name() -> None:
+    """They are not added up, so a sentence must not speak of all of them."""
+    rows = pd.DataFrame({"layer": ["", "a", "b"], "value": [0.2, 0.1, 0.3]})
+    for kept, value_read, place in ((["", "a", "b"], 0.2, ""), (["a", "b"], 0.3, " in b"), (["a"], 0.1, "")):
+        found, where = place_of(rows[rows["layer"].isin(kept)])
+        assert found["value"].tolist() == [value_read] and where == place
 
 
 def test_what_follows_from_the_previous_token_is_found(tmp_path: Path) -> None:

@@ -89,6 +89,20 @@ def test_fixed_hot_experts_stay_hot(tmp_path: Path) -> None:
     assert "rank_imbalance" not in set(table["metric"])
 
 
+def test_layers_whose_hot_experts_stay_alike_may_have_other_shares(tmp_path: Path) -> None:
+    """The second layer's hot experts stay hot as well, with fewer of its choices."""
+
+    def one_strong(number: int, layer: int) -> Ids:
+        return highest(number, layer, {3: 0.6, 2: 0.6}) if layer else fixed(number, layer)
+
+    found = api.trace_balance(recording(tmp_path, one_strong))
+    least = value(found.table, "hot_next_share", layer=LAYERS[1])["value"]
+    assert least < 0.9 and value(found.table, "hot_overlap", layer=LAYERS[1])["value"] == 1
+    said = found.leading(found)[0]
+    assert "in each of 2 layers" in said
+    assert f"They get {least:.3f} to 1.000 of the next window's choices (chance 0.125)." in said
+
+
 def test_uniform_routing_is_at_chance_and_nearly_even(tmp_path: Path) -> None:
     found = api.trace_balance(recording(tmp_path, uniform), ranks=4)
     table = found.table
@@ -134,7 +148,7 @@ def test_experts_that_are_hot_in_turn(tmp_path: Path) -> None:
     assert value(table, "window_imbalance", layer="", view="consecutive")["value"] == pytest.approx(8)
     [said] = [line for line in found.leading(found) if "The load changes with time" in line]
     assert "(p = 0.005, 32 experts of 2 layers at once). 32 of 32 experts are named, in 2 layers" in said
-    assert any("Most of the load moves in" in line for line in found.leading(found))
+    assert any("The load moves most in" in line for line in found.leading(found))
     # An expert has all choices or half of them in one window of eight.
     spread = table[table["metric"] == "load_course_spread"].set_index(["layer", "expert"])["value"]
     assert len(spread) == 32 and np.allclose(spread, 0.5 / np.sqrt(8), rtol=0.01)

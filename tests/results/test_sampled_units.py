@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -10,8 +12,11 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.text import Text
+from moeprobe.judging.words import word_of
 from moeprobe.probes.engine.units import units_of_dataset, units_of_inputs
+from moeprobe.probes.flips.sentences import sentences
 from moeprobe.recordings.format import KEY
+from moeprobe.results.numbers import few_carriers, words_of_flag
 from moeprobe.results.sampled_units import SampledUnits, read_units, units_of_runs
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "reference" / "digits-baseline-k2-seed0"
@@ -131,6 +136,23 @@ def test_prompts_of_clusters_whose_first_request_one_trace_lacks(tmp_path: Path)
 def test_a_study_whose_page_speaks_of_inputs_refuses_units(folder: Path) -> None:
     with pytest.raises(UserError, match="audit counts inputs; leave unit out"):
         api.audit(folder / "even.parquet", unit="prompt")
+
+
+def test_what_is_too_little_is_counted_in_units() -> None:
+    """Three of ten patients carry a price, however many images they have."""
+    row: dict[str, Any] = {"flag": "few_images", "verdict": "few images", "judgement": "", "carriers": 3.0}
+    row |= {"tokens": "patch", "dataset": "scans", "unit": "patient"}
+    assert words_of_flag(row) == word_of(row) == "few patients"
+    assert few_carriers(row) == "carried by few patients: 3"
+    assert words_of_flag(row | {"unit": None}) == "few images"
+    # Noise is known over images alone, whatever was sampled.
+    assert words_of_flag(row | {"flag": "of_images"}) == "of images"
+    price = {"checkpoint": "a", "layer": "l", "metric": "flip_price_runner_up", "value": 0.1, "images": 40}
+    price |= row | {"flag": "few_carriers", "ci_low": np.nan, "ci_high": np.nan}
+    beyond = price | {"metric": "flip_beyond_runner_up", "flag": ""}
+    (said,) = sentences(pd.DataFrame([price, beyond]))
+    assert "carried by 3 of 40 patients, so it has no interval" in said
+    assert said.endswith("By a rough estimate, 130 patients would be enough.")
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,18 @@ def test_a_plan_says_what_would_run_and_fits_the_time() -> None:
     assert {step.images for step in wide.steps} == {20} and wide.seconds < 60 * wide.minutes
     narrow = api.plan_audit(MODEL, minutes=0.001, probes=("match-ratio", "confidence"), **FEW)
     assert [step.name for step in narrow.steps] == ["match-ratio"]
-    assert "--minutes" in narrow.left_out["confidence"]
+    # Those minutes are enough, and the reason adds up.
+    enough = re.fullmatch(
+        r"takes about \d+ s, and with the probes before it more than 0.001 minutes; add --minutes (\d+).",
+        narrow.left_out["confidence"],
+    )
+    assert enough is not None
+    assert (
+        "confidence"
+        not in api.plan_audit(
+            MODEL, minutes=float(enough[1]), probes=("match-ratio", "confidence"), **FEW
+        ).left_out
+    )
     printed = run("audit", MODEL, "--data", "digits", "--limit", 24, "--probes", "confidence", "--dry-run")
     assert printed.exit_code == 0, printed.output
     assert (

@@ -44,9 +44,9 @@ def audit(
 ) -> None:
     """Can the routing of this model be trusted, and is model B better than model A?
 
-    Runs crops, noise, corruptions, load, confidence, quantization, repetition, accuracy, margins, flips and experts.
-    Each gets a verdict by all MoE layers. With --out it writes one page, audit.html. After Ctrl-C the same command
-    continues.
+    Runs crops, noise, corruptions, load, confidence, quantization, repetition, accuracy, routes, margins, flips,
+    experts and regret; with two models, also agree and align. Each gets a verdict by all MoE layers. With --out it
+    writes one page, audit.html. After Ctrl-C the same command continues.
 
     Example: `moeprobe audit checkpoints/demo-baseline checkpoints/demo-prc --minutes 2 --out reports/audit`
     """

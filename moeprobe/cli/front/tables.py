@@ -14,6 +14,7 @@ from moeprobe.cli.front.screen import console
 from moeprobe.inputs.modality import ORDINARY, Modality, modality_of, modality_of_row
 from moeprobe.judging import tables as judged_tables
 from moeprobe.metrics.registry import find, output_along_severity, routing_along_severity
+from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES, PERCENTILE
 from moeprobe.results.layouts import cells
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
@@ -324,8 +325,8 @@ def comparison_footing(comparison: "Comparison") -> str:
         parts.append(f"look {look[0]} of {look[1]}: intervals hold in all {look[1]} at once (Bonferroni)")
     if table["sim_low"].notna().any():
         parts += [
-            f"[low, high]: simultaneous 95 % interval over all layers and severities of a metric (max-|t| over "
-            f"2,000 bootstrap resamples of {units}, paired)",
+            "[low, high]: simultaneous 95 % interval over all layers and severities of a metric "
+            f"({_how_together(table, units, looks=1 if look is None else look[1])}, paired)",
             f"p: paired t test over {units}, Holm-corrected",
             f"same: inside ±{request['margin']:g}",
             f"detectable: the minimum difference that these {units} detect at 80 % power",
@@ -340,6 +341,18 @@ def comparison_footing(comparison: "Comparison") -> str:
     if alone:
         parts.append(f"not compared (no partner with the same training seed or layers): {', '.join(alone)}")
     return "\n".join(f"{part}." for part in parts)
+
+
+def _how_together(table: pd.DataFrame, units: str, *, looks: int) -> str:
+    """Return by what the intervals of a family hold together."""
+    from moeprobe.metrics.stats.families import reads_resamples  # here, since it imports SciPy
+
+    if not reads_resamples(looks, NUM_RESAMPLES):
+        return f"t and Šidák's rule over {units}"
+    # Differences that are linearized have no resamples, but as many sets of random signs.
+    of_resamples = (table["interval"] == PERCENTILE).any()
+    what = f"bootstrap resamples of {units}" if of_resamples else f"random signs of the influences of {units}"
+    return f"max-|t| over {NUM_RESAMPLES:,} {what}"
 
 
 def _why(row: pd.Series) -> str:

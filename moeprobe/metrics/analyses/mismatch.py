@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Nats per token that are the rounding of log-probabilities in float32; of k3, d² / 2 of as much.
-_ROUNDING = 1e-5
-_FLOORS = {"mismatch": _ROUNDING, "mismatch_k3": _ROUNDING**2 / 2}
+ROUNDING = 1e-5
+_FLOORS = {"mismatch": ROUNDING, "mismatch_k3": ROUNDING**2 / 2}
 _SAID = {
     "mismatch": ("mean absolute difference of log-probability between the server and", "difference from the server"),
     "mismatch_k3": ("mean of exp(d) − 1 − d, d the difference of log-probability between the server and",

@@ -110,6 +110,16 @@ def confidence_of(looks: int) -> float:
     return 1 - (1 - CONFIDENCE) / looks
 
 
+def reads_resamples(looks: int, resamples: int) -> bool:
+    """Whether c is read off so many resamples: of several looks, at least ten of them have to lie beyond it.
+
+    >>> from moeprobe.metrics.stats.families import reads_resamples
+    >>> reads_resamples(10, 2000), reads_resamples(11, 2000)
+    (True, False)
+    """
+    return looks == 1 or (1 - confidence_of(looks)) * resamples >= _FEWEST_BEYOND
+
+
 def difference(minuend: Replicates, subtrahend: Replicates, influence: Array) -> Difference:
     """Return ``minuend`` − ``subtrahend``; ``influence`` ``(n,)`` is the difference of their influences."""
     return Difference(minuend.minus(subtrahend), difference_error(minuend, subtrahend, influence))
@@ -202,7 +212,7 @@ class DifferenceFamily:
         normal = float(-special.ndtri((1 - confidence) / 2))
         largest: float | None = normal
         if self._largest is not None:
-            has_quantile = looks == 1 or (1 - confidence) * len(self._largest) >= _FEWEST_BEYOND
+            has_quantile = reads_resamples(looks, len(self._largest))
             # The largest deviation of any member, at its 95 % quantile, holds for all.
             largest = float(np.quantile(self._largest, confidence)) if has_quantile else None
         p_values = [_p(member) for member in self._members]

@@ -77,8 +77,10 @@ class _Form:
         if pairs is None and worst is None:
             return f"{self._name} and {self._first} choose no sets of experts that could be compared."
         if pairs is not None and pairs["value"] == 0:
+            # Of too few inputs there is no interval, and no word.
+            verb = _VERBS[_GOOD, _GOOD] if pairs["ci_high"] == pairs["ci_high"] else "against"
             return (
-                f"{self._name} {_VERBS[_GOOD, _GOOD]} {self._first}: the experts differ in {interval(pairs)} of the "
+                f"{self._name} {verb} {self._first}: the experts differ in {interval(pairs)} of the "
                 f"pairs of {self._modality.token} and layer."
             )
         parts = []
@@ -107,11 +109,11 @@ class _Form:
             return ""
         count = round(inputs["trials"] * (1 - inputs["value"]))
         largest = Extreme.of(shares, lowest=False)
-        layer = largest.row
+        layer, (quantity, compared) = largest.row, largest.share_words
         text = (
             f"{self._name}: in {count:,} of {self._modality.format_count(int(inputs['trials']))} nothing changes. "
-            f"Most {self._modality.tokens} that change differ first in {layer['layer']}{largest.inserted()}: "
-            f"{interval(layer)} of them."
+            f"{quantity} {self._modality.tokens} that change differ first in {layer['layer']}{largest.inserted()}"
+            f"{compared}: {interval(layer)} of them."
         )
         growth = self._rows.get(DIFFER_GROWTH.name)
         if growth is None or growth["ci_low"] != growth["ci_low"]:
@@ -153,7 +155,7 @@ class _Form:
         if share is None or routing is None:
             return text
         if share["flag"] == PartOf.undefined:
-            return f"{text} That, or its interval, reaches rounding, so no share of it is routing."
+            return f"{text} That, or its interval, reaches rounding, so its share of routing is left out."
         judged = self._differences.get(form_loss.LOSS_GAP.name)
         # A share of what the first form shows against itself says nothing about this one.
         if judged is None or not is_side(word_of(judged)):

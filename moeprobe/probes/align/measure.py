@@ -160,7 +160,8 @@ class AlignedTrainings:
         # Clusters stay in one half, or the other half would not be independent.
         self._halves = Halves.of(common_ids(traces, self._layers), clusters, seed=seed)
         self._in_second = dict(zip(self._halves.ids, self._halves.second.tolist(), strict=True))
-        self._sets = _sets([training.group for training in trainings])
+        groups = [training.group for training in trainings]
+        self._sets, self._of_seed = _sets(groups), _of_seed(groups)
         self._pairs = {
             # Only pairs within a set: trainings of other groups differ in more than the seed.
             pair: pair_label(*(trainings[number].name for number in pair))
@@ -177,8 +178,7 @@ class AlignedTrainings:
         }
         sets = {
             name: {"trainings": [self._trainings[number].name for number in members]}
-            for name, members in self._sets.items()
-            if len(members) >= FEWEST
+            for name, members in self._of_seed.items()
         }
         reference = next(iter(sets), "")
         differences = {
@@ -200,8 +200,8 @@ class AlignedTrainings:
         groups = {
             label: name
             for name, members in self._sets.items()
-            for label in [name, *(self._pairs[pair] for pair in itertools.combinations(members, 2))]
-        }
+            for label in (self._pairs[pair] for pair in itertools.combinations(members, 2))
+        } | {name: name for name in self._of_seed}
         info = run_info(aligned=True, train_seeds={}, groups=groups)
         fit_of: dict[tuple[Pair, str], Fit] = {}
         parts = []
@@ -299,10 +299,10 @@ class AlignedTrainings:
             if stored.cell.tokens in ORDINARY and stored.cell.layer in self._layers
         }
         shares: _Shares = {}
-        for (name, members), layer in itertools.product(self._sets.items(), self._layers):
+        for (name, members), layer in itertools.product(self._of_seed.items(), self._layers):
             pairs = list(itertools.combinations(members, 2))
             # A set needs all of its pairs: a mean over some would depend on which are missing.
-            if len(members) >= FEWEST and all((pair, layer) in of_pairs for pair in pairs):
+            if all((pair, layer) in of_pairs for pair in pairs):
                 line = _Lines(table, info, self._pairs[pairs[0]], layer, name=name)
                 shares[name, layer] = (
                     line,
@@ -378,11 +378,27 @@ def _differences(shares: "_Shares") -> list[dict[str, Any]]:
 
 def _sets(groups: Sequence[str]) -> dict[str, list[int]]:
     """Return the sets of trainings that are compared: each group, or all where a group has a single one."""
+    members = _members(groups)
+    if "" in members or any(len(numbers) < 2 for numbers in members.values()):
+        return {alignment.ALL: list(range(len(groups)))}
+    return members
+
+
+def _of_seed(groups: Sequence[str]) -> dict[str, list[int]]:
+    """Return the sets of enough trainings that differ in their seed alone: groups, or all where none is known.
+
+    What trainings of several groups do not agree on is not the seed's alone.
+    """
+    members = _members(groups)
+    if {*members} == {""}:
+        members = {alignment.ALL: members[""]}
+    return {name: numbers for name, numbers in members.items() if name and len(numbers) >= FEWEST}
+
+
+def _members(groups: Sequence[str]) -> dict[str, list[int]]:
     members: dict[str, list[int]] = {}
     for number, group in enumerate(groups):
         members.setdefault(group, []).append(number)
-    if "" in members or any(len(numbers) < 2 for numbers in members.values()):
-        return {"all trainings": list(range(len(groups)))}
     return members
 
 

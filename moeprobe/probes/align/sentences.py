@@ -38,9 +38,11 @@ def _shares(table: pd.DataFrame) -> list[str]:
             continue
         position = by_metric.get(alignment.SHARE_POSITION.name)
         by_position = "" if position is None else f" ({number(position['value'])} of it by position alone)"
+        # Nothing says that they do not differ in their data or their router, too.
+        if_alike = ", if they differ in nothing else" if name == alignment.ALL else ""
         lines.append(
             f"{name}, {layer}: data determine {interval(data)} of the routing{by_position}; the rest goes with the "
-            "seed."
+            f"seed{if_alike}."
         )
     return lines
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moeprobe.inputs.modality import modality_of
 from moeprobe.judging.selection import Extreme, ends_of
 from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE, EXPERT_DISTANCE_PERMUTED
 from moeprobe.metrics.analyses.experts import (
@@ -38,7 +37,7 @@ from moeprobe.results import summaries
 from moeprobe.results.columns import SIMULTANEOUS
 from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
-from moeprobe.results.tables import WITHOUT_INTERVAL, first_and_last
+from moeprobe.results.tables import WITHOUT_INTERVAL, first_and_last, modality_of_table
 from moeprobe.results.values import CellValues, Evaluator
 
 Row = dict[str, Any]
@@ -252,19 +251,19 @@ def _on_samples(table: pd.DataFrame) -> list[str]:
     lines = []
     for checkpoint, rows in samples.groupby("checkpoint", sort=False):
         number, total = int(rows["value"].sum()), int(rows["trials"].astype(float).sum())
-        units = modality_of(table["tokens"], data=rows["dataset"].iloc[0])
+        modality = modality_of_table(table, data=rows["dataset"].iloc[0])
         lines.append(
             f"{checkpoint}: {number:,} of {total:,} experts are measured one by one, {_span(rows['value'])} of each "
-            f"layer, each drawn from experts of similar load. Their intervals are over {units.plural}, and say nothing "
-            "of the other experts."
+            f"layer, each drawn from experts of similar load. Their intervals are over {modality.units}, and say "
+            "nothing of the other experts."
         )
         is_mean = (table["metric"] == intervention_metric("price", BANNED).name) & table["expert"].isna()
         means = table[is_mean & (table["checkpoint"] == checkpoint) & table["value"].notna()]
         if len(means):
             spread = ends_of(means)
             lines.append(
-                f"{checkpoint}: without one expert, drawn from all of the layer for each {units.name}, the loss rises "
-                f"by {spread} nats."
+                f"{checkpoint}: without one expert, drawn from all of the layer for each {modality.name}, the loss "
+                f"rises by {spread} nats."
             )
     return lines
 
@@ -292,7 +291,7 @@ def _not_judged(band: pd.DataFrame, table: pd.DataFrame, noun: str) -> str:
     rows = band[band["flag"] == FEW_CARRIERS] if "flag" in band else band[:0]
     if rows.empty:
         return ""
-    units = modality_of(table["tokens"], data=rows["dataset"].iloc[0]).plural
+    units = modality_of_table(table, data=rows["dataset"].iloc[0]).units
     needed = [inputs_needed(int(row.images), int(row.carriers)) for row in rows.itertuples()]
     of_these = table[table["metric"] == PRICE_BEYOND.name].merge(
         rows[["checkpoint", "layer", "expert"]], on=["checkpoint", "layer", "expert"]

@@ -149,13 +149,19 @@ class FlipsMeasurement(VariantsMeasurement):
 
     @property
     def passes(self) -> int:
-        """The most passes per image: flips count as whole passes, though they begin at their layer."""
-        kinds = 4
-        # The checkpoint with the most layers sets the estimate.
-        layers = max(len(model.model.layer_names) for model in self.models)
+        """The most passes per input: flips count as whole passes, though they begin at their layer."""
         # Each perturbed pass is exchanged with the clean one in two more.
         held_out = 3 * sum(len(each.severities) for each in self._held_out)
-        return 2 + layers * kinds * self.probe.patches + held_out
+        # With one expert per token, its first and its last expert are the same.
+        flips = max(
+            sum(
+                (3 + (layer.top_k > 1)) * (self.probe.patches + layer.num_prefix_tokens)
+                for layer in routing_of_blank_input(model, self.options.layers)
+                if can_flip(layer)
+            )
+            for model in self.models
+        )
+        return 2 + flips + held_out
 
     def _batch_sums(
         self,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.modality import ORDINARY, modality_of
+from moeprobe.inputs.modality import ORDINARY, modality_of_row
 from moeprobe.metrics.analyses.flip_costs import PREDICTED, R2, SLOPE, SLOPE_CLEAN
 from moeprobe.metrics.analyses.flips import BEYOND, FORCED, flip_metric
 from moeprobe.metrics.analyses.text_flips import text_flip_metric
@@ -43,16 +43,16 @@ def _carried_prices(table: pd.DataFrame) -> Iterator[str]:
         for checkpoint, of_one in rows.groupby("checkpoint", sort=False):
             named = of_one[of_one["layer"].isin(first_and_last(list(dict.fromkeys(of_one["layer"]))))]
             for row in named[named["flag"] == FEW_CARRIERS].to_dict("records"):
-                modality = modality_of([row["tokens"]], data=row["dataset"])
+                units = modality_of_row(row).units
                 needed = float(f"{inputs_needed(int(row['images']), int(row['carriers'])):.2g}")
                 keys = ["checkpoint", "layer", "tokens"]
                 is_same = (table[keys] == pd.Series({key: row[key] for key in keys})).all(axis=1)
                 moved = table[is_same & (table["metric"] == beyond)].iloc[0].to_dict()
                 yield (
                     f"{checkpoint}, {row['layer']}: half of the price of a flip is carried by {int(row['carriers'])} "
-                    f"of {row['images']:,} {modality.plural}, so it has no interval. {_percent(moved)} of the flips "
+                    f"of {row['images']:,} {units}, so it has no interval. {_percent(moved)} of the flips "
                     f"move the log-probability by more than {BEYOND:g} nats. By a rough estimate, "
-                    f"{needed:,.0f} {modality.plural} would be enough."
+                    f"{needed:,.0f} {units} would be enough."
                 )
 
 

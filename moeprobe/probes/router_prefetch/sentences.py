@@ -17,9 +17,23 @@ def sentences(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def _of_model(table: pd.DataFrame, name: str) -> list[str]:
+def place_of(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return the rows that a sentence reads, and which layer it names: none where they are of all, or of the only one.
+
+    Layers of several shapes are not added up, so the last of them is read.
+
+    Args:
+        table: of one model, or recording.
+    """
     over_all = table[table["layer"] == ""]
-    rows = table if over_all.empty else over_all
+    if len(over_all):
+        return over_all, ""
+    last = table["layer"].iloc[-1]
+    return table[table["layer"] == last], f" in {last}" if table["layer"].nunique() > 1 else ""
+
+
+def _of_model(table: pd.DataFrame, name: str) -> list[str]:
+    rows, in_layer = place_of(table)
     size = min(rows["severity"])
     every = {(row["metric"], row["null"]): row for row in rows[rows["severity"] == size].to_dict("records")}
     recall = every[PREFETCH_ROUTER.name, ""]
@@ -27,8 +41,9 @@ def _of_model(table: pd.DataFrame, name: str) -> list[str]:
         number(every[f"{PREFETCH_ROUTER.name}{CHANCE}", null]["value"]) for null in PREFETCH_ROUTER.nulls
     ]
     sentence = (
-        f"{name}: with {int(size):,} experts per layer loaded ahead, the next router finds {interval(recall)} of the "
-        f"choices a layer earlier (busiest experts of other inputs {levels[0]}, even router {levels[1]})."
+        f"{name}: with {int(size):,} experts per layer loaded ahead{in_layer}, the next router finds "
+        f"{interval(recall)} of the choices a layer earlier (busiest experts of other inputs {levels[0]}, "
+        f"even router {levels[1]})."
     )
     keep = (table["metric"] == f"{PREFETCH_ROUTER.name}{KAPPA}") & (table["null"] == "busiest")
     kappas = table[keep & (table["severity"] == size) & (table["layer"] != "") & table["value"].notna()]

@@ -84,8 +84,9 @@ def _begins(table: "DataFrame", rows: Mapping[tuple[str, str], Row]) -> str:
     if first["value"].isna().all() or not position["trials"]:
         return ""
     selection = Extreme.of(first, lowest=False)
+    quantity, compared = selection.share_words
     return (
-        f" Most affected tokens differ first in {selection.row['layer']} "
-        f"({interval(selection.row)}{selection.beside()}); "
+        f" {quantity} affected tokens differ first in {selection.row['layer']} "
+        f"({interval(selection.row)}{selection.beside()}){compared}; "
         f"sequences first differ at position {interval(position)}, on average."
     )

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import REQUEST
+from moeprobe.judging.selection import Extreme
 from moeprobe.metrics.analyses.indexer import ATTENTION_LOST, KEY_JACCARD, KEYS_LOST
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.token_kinds import POSITION
@@ -53,8 +54,11 @@ def _least_layer(table: pd.DataFrame) -> list[str]:
     by_layer = kappas[(kappas["layer"] != "") & (kappas["tokens"] == REQUEST.token) & kappas["value"].notna()]
     if by_layer["value"].nunique() <= 1:
         return []
-    least = by_layer.loc[by_layer["value"].idxmin()]
-    return [f"{least['layer']} agrees least of {len(by_layer)} layers: κ {interval(least)}."]
+    # It was picked for its value, so those that are not separated from it are named with it.
+    least = Extreme.of(by_layer, lowest=True)
+    return [
+        f"{least.row['layer']} agrees least of {len(by_layer)} layers: κ {interval(least.row)}{least.appended()}."
+    ]
 
 
 def by_position(table: pd.DataFrame) -> pd.DataFrame:

@@ -170,7 +170,8 @@ class CacheSums:
                 if kind == TEXT.token or len(tokens) == 1:
                     layer = of_layer.layer
                     cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=kind)
-                    yield from caches.of_layer(cell, layer)
+                    # A single layer is all there is to load.
+                    yield from caches.of_layer(cell, layer, self._settings if len(tokens) == 1 else None)
                 totals[kind] = caches if kind not in totals else totals[kind].plus(caches)
         shapes = {(layer.layer.num_experts, layer.layer.top_k) for layer in tokens.values()}
         if len(shapes) > 1 or len(tokens) < 2:

@@ -74,6 +74,7 @@ class Mismatch(MatchedTraces["Result"]):
     @classmethod
     def conclusions(cls, table: "DataFrame") -> list[str]:
         """Return for each model how large the mismatch is, and how much of it goes with the server's routing."""
+        from moeprobe.metrics.analyses.mismatch import ROUNDING
         from moeprobe.metrics.stats.statistic import PartOf
         from moeprobe.results.numbers import interval
 
@@ -93,7 +94,13 @@ class Mismatch(MatchedTraces["Result"]):
             if share is None:
                 lines.append(f"{sentence}. Server and model are two models, so no share of it is routing.")
             elif share["flag"] == PartOf.undefined:
-                lines.append(f"{sentence}. This is rounding, so no share of it is routing.")
+                # There is no share either where the interval of a larger mismatch reaches rounding.
+                is_so = (
+                    "is rounding, so no share of it is routing"
+                    if total["value"] <= ROUNDING
+                    else "may be rounding, so its share of routing is left out"
+                )
+                lines.append(f"{sentence}. This {is_so}.")
             else:
                 lines.append(
                     f"{sentence}: routing accounts for {interval(routing)} of it, a share of {interval(share)}."

@@ -1,5 +1,7 @@
 """What a table of ``trace balance`` says in words."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from moeprobe.inputs.modality import TOKEN_KINDS, tokens_of_kind
@@ -101,9 +103,9 @@ def _persistence(table: pd.DataFrame) -> list[str]:
     if overlaps.empty:
         return []
     conclusions = []
-    for where, row in _extremes(overlaps):
+    for where, row, layers in _extremes(overlaps):
         chance, shuffled, share, even = (
-            number(rows_of(table, name, layer=row["layer"])["value"].iloc[0])
+            _span(rows_of(table, name), layers)
             for name in (
                 f"{HOT_OVERLAP.name}{CHANCE}",
                 HOT_OVERLAP_SHUFFLED.name,
@@ -118,15 +120,27 @@ def _persistence(table: pd.DataFrame) -> list[str]:
     return [*conclusions, *course.sentences(table), *_change(table)]
 
 
-def _extremes(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
-    """Return the layers with the largest and the smallest value, in words; one where all are equal."""
+def _extremes(rows: pd.DataFrame) -> list[tuple[str, pd.Series, list[str]]]:
+    """Return the layers with the largest and the smallest value, in words and by name; one line where all are equal.
+
+    Its interval then reaches over those of all layers.
+    """
     highest, lowest = (Extreme.of(rows, lowest=is_lowest) for is_lowest in (False, True))
     if highest.row["value"] == lowest.row["value"]:
-        return [(highest.row["layer"] if len(rows) == 1 else f"each of {len(rows)} layers", highest.row)]
+        ends = {"ci_low": rows["ci_low"].min(), "ci_high": rows["ci_high"].max()}
+        where = highest.row["layer"] if len(rows) == 1 else f"each of {len(rows)} layers"
+        return [(where, pd.Series({**highest.row, **ends}), rows["layer"].tolist())]
     return [
-        (f"{highest.row['layer']}, the most stable layer{highest.appended()}", highest.row),
-        (f"{lowest.row['layer']}, the least stable{lowest.appended()}", lowest.row),
+        (f"{end.row['layer']}, the {which}{end.appended()}", end.row, [end.row["layer"]])
+        for end, which in ((highest, "most stable layer"), (lowest, "least stable"))
     ]
+
+
+def _span(rows: pd.DataFrame, layers: Sequence[str]) -> str:
+    """Return the values of some layers in words: from the smallest to the largest, where they differ."""
+    values = rows.loc[rows["layer"].isin(layers), "value"]
+    ends = dict.fromkeys(map(number, (values.min(), values.max())))
+    return " to ".join(ends)
 
 
 def _change(table: pd.DataFrame) -> list[str]:
@@ -135,7 +149,7 @@ def _change(table: pd.DataFrame) -> list[str]:
         return []
     largest = Extreme.of(rows_of(table, LOAD_CHANGE.name), lowest=False)
     return [
-        f"Most of the load moves in {largest.row['layer']}{largest.inserted()}: {interval(largest.row)} of the choices "
+        f"The load moves most in {largest.row['layer']}{largest.inserted()}: {interval(largest.row)} of the choices "
         "go to other experts from window to window."
     ]
 

@@ -190,6 +190,8 @@ class _PrefetchSums(InputSums):
     ) -> dict[Cell, dict[str, Tensor]]:
         sums: dict[Cell, dict[str, Tensor]] = {}
         totals: dict[str, list[_Found]] = {}
+        # Predictors are compared over the same layers, those with one before; where none has one, over all.
+        compared = {name for name, before in self._before[trace].items() if before} or set(self.num_tokens)
         folds = np.array([self._folds[name] for name in ids])
         for name, block, before, marks in self._read(trace, ids):
             kinds = {kind: part.present.numpy() for kind, part in kinds_of(block, is_marked=is_marked)}
@@ -199,7 +201,8 @@ class _PrefetchSums(InputSums):
                 predicted = of_tokens.of(mask)
                 cell = Cell(layer=name, router=block.layer.router, top_k=block.layer.top_k, tokens=kind)
                 sums |= predicted.sums(cell, sizes, block.layer)
-                totals.setdefault(kind, []).append(predicted)
+                if name in compared:
+                    totals.setdefault(kind, []).append(predicted)
         layers = [trace.layers[name] for name in self.num_tokens]
         # Only layers alike can be added up.
         if len(layers) > 1 and len({(layer.num_experts, layer.top_k) for layer in layers}) == 1:

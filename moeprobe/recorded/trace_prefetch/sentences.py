@@ -9,6 +9,7 @@ from moeprobe.inputs.modality import ORDINARY
 from moeprobe.judging.selection import ends_of
 from moeprobe.metrics.analyses.prefetch import PREDICTORS, PREFETCH
 from moeprobe.metrics.declaration import CHANCE, KAPPA
+from moeprobe.probes.router_prefetch.sentences import place_of
 from moeprobe.results.numbers import interval, number
 
 _KNOWN = {"layer": "the layer before", "token": "the previous token", "both": "both"}
@@ -26,8 +27,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def _of_recording(table: pd.DataFrame, name: str) -> list[str]:
-    over_all = table[table["layer"] == ""]
-    rows = table if over_all.empty else over_all
+    rows, in_layer = place_of(table)
     size = min(rows["severity"])
     every: dict[tuple[str, str], Mapping[Any, Any]] = {
         (row["metric"], row["null"]): row for row in rows[rows["severity"] == size].to_dict("records")
@@ -42,10 +42,24 @@ def _of_recording(table: pd.DataFrame, name: str) -> list[str]:
     if not parts or len(values) < len(levels):
         return []
     return [
-        f"{name}: with {int(size):,} experts per layer loaded ahead, the share of the choices found is "
-        f"{', '.join(parts)} (busiest experts of other requests {values[0]}, even router {values[1]}).",
+        f"{name}: with {int(size):,} experts per layer loaded ahead{in_layer}, the share of the choices found is "
+        f"{', '.join(parts)} (busiest experts of other requests {values[0]}, even router {values[1]})."
+        f"{'' if in_layer else _without_layer_before(table)}",
         *_ends(table, name, size),
     ]
+
+
+def _without_layer_before(table: pd.DataFrame) -> str:
+    """Return which layers the numbers over all layers leave out, since no layer is before them; empty of none."""
+    of_token, of_layer = (
+        dict.fromkeys(table.loc[table["metric"] == PREFETCH.make(predictor).name, "layer"])
+        for predictor in ("token", "layer")
+    )
+    names = [name for name in of_token if name not in of_layer]
+    if not names or not of_layer:
+        return ""
+    verb, pronoun = ("has", "it") if len(names) == 1 else ("have", "them")
+    return f" {' and '.join(names)} {verb} no layer before {pronoun}, and no part in these numbers."
 
 
 def _ends(table: pd.DataFrame, name: str, size: float) -> list[str]:

@@ -14,6 +14,7 @@ from moeprobe.metrics.analyses.expert_coverage import (
     TOKENS_NEEDED_EVEN,
 )
 from moeprobe.results.layouts.cells import Table, TableCell, value
+from moeprobe.results.tables import modality_of_table
 
 
 def by_source(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -59,6 +60,7 @@ def coverage_table(table: pd.DataFrame) -> Table | None:
             ]
         )
     headings = ["of", modality.tokens, "covered", *columns.values()]
-    note = f"Ranges hold 95 % of random orders of the {modality.units}; they are no confidence intervals."
+    units = modality_of_table(table, inputs=modality).units
+    note = f"Ranges hold 95 % of random orders of the {units}; they are no confidence intervals."
     title = f"{modality.tokens.capitalize()} until every expert has enough"
     return Table(title, headings, lines, note, keys=1, place=0)

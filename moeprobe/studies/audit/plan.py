@@ -1,6 +1,7 @@
 """What an audit runs, and on how many images, so that it fits into the minutes that there are."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def make_plan(
             fewest = _fewest_seconds(work, entry, timed)
             if fewest > budget:
                 # With hundreds of passes per image, even the timing would take long.
-                left_out[kind.name] = _too_long(fewest, minutes)
+                left_out[kind.name] = _too_long(fewest, _total(timed, _ENOUGH) + fewest, minutes)
             else:
                 timed.append(_time(probe, work, entry, models, options=options))
         except UserError as error:
@@ -177,9 +178,10 @@ def make_plan(
     available = max(item.images for item in timed)
     sizes = [size for size in _SIZES if size < available] + [available]
     while len(timed) > 1 and _total(timed, min(available, _ENOUGH)) > budget:
+        together = _total(timed, min(available, _ENOUGH))
         dropped = timed.pop()
         seconds = dropped.seconds(min(available, _ENOUGH))
-        left_out[dropped.probe.name] = _too_long(seconds, minutes)
+        left_out[dropped.probe.name] = _too_long(seconds, together, minutes)
     images = max((size for size in sizes if _total(timed, size) <= budget), default=min(_FEWEST, available))
     steps = tuple(
         AuditStep(item.probe, item.entry, item.size(images), item.passes, item.seconds(images))
@@ -197,8 +199,12 @@ def _total(timed: Sequence[_Timed], images: int) -> float:
     return sum(item.seconds(images) for item in timed)
 
 
-def _too_long(seconds: float, minutes: float) -> str:
-    return f"takes about {seconds:,.0f} s more than the {minutes:g} minutes allow; add --minutes {2 * minutes:g}."
+def _too_long(seconds: float, together: float, minutes: float) -> str:
+    """Return why a probe of so many seconds, with those before it ``together``, is left out."""
+    return (
+        f"takes about {seconds:,.0f} s, and with the probes before it more than {minutes:g} minutes; add --minutes "
+        f"{math.ceil(together / 60)}."
+    )
 
 
 def _fewest_seconds(work: ProbeWork[Any], entry: AuditEntry, timed: Sequence[_Timed]) -> float:
