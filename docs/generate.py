@@ -25,6 +25,7 @@ FIGURES = {
     "expert-saliency.png": "reports/experts/saliency.png",
     "expert-distances.png": "reports/experts/distances.png",
     "precision.png": "reports/precision/digits.png",
+    "regret-ranks.png": "reports/regret/ranks.png",
     "overlay.png": "reports/digits/overlay/figures/overlay-blocks.1.png",
     "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",
     "prc-ablation.png": "reports/sweeps/prc-ablation/figures/first-layer.png",

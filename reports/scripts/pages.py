@@ -24,6 +24,7 @@ from reports.scripts import (
     flips_tables,
     kappa_reference,
     more_tables,
+    regret_tables,
     router_costs,
     scale,
     sources,
@@ -267,6 +268,8 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "corruptions over trainings and images": training_tables.corruptions,
     "attacks over trainings and images": training_tables.attacks,
     "a sweep over trainings and images": training_tables.sweeps,
+    "routers over trainings and images": training_tables.routers,
+    "layers of routers over trainings and images": training_tables.layers_of_routers,
     "accuracies": accuracies,
     "dead experts": dead_experts,
     "what changes the accuracy under noise": causes_of_accuracy,
@@ -291,6 +294,11 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "experts by domain": texts_tables.domains,
     "int8 form of text encoders": texts_tables.forms,
     "choices of text encoders": texts_tables.precision,
+    "ranks of the router's choice": regret_tables.ranks,
+    "regrets of the router's choice": regret_tables.losses,
+    "ranks of the router's choice on photographs": partial(
+        regret_tables.ranks, values="regret", trainings="regret-trainings"
+    ),
     "flips by margin": more_tables.margins,
     "AUC of margins": more_tables.areas,
     "critical noise": more_tables.critical,

@@ -19,6 +19,7 @@ from moeprobe.runtime.files import write_csv
 from reports.scripts import contrasts
 from reports.scripts.at_once import each
 from reports.scripts.seeds import CLEAN, Column, compared, compress, layers, middle, spread, with_cells
+from reports.scripts.sweep_list import OF_ROUTERS, VMOE
 
 REPORTS = Path("reports/routers")
 # Of ``python -m benchmarks.speed models``, a folder per data set: steps timed in turn.
@@ -69,24 +70,6 @@ OF_LAYERS: dict[str, tuple[Column, ...]] = {
         ("attention contagion: distance", "attention_contagion_distance", *CLEAN),
     ),
 }
-# The differences to V-MoE's router of the same budget and seed: heading, folder of the probe, the analysis, and the
-# rows' metric, null and severity.
-REFERENCE = "softmax_token_choice"
-_OF_WEIGHTS = (
-    ("random_crop", "match-random_crop", None),
-    ("prc_crops", "match-prc_crops", None),
-    ("noise σ 0.2", "noise", 0.2),
-)
-DIFFERENCES: tuple[tuple[str, str, str, str, str, float | None], ...] = (
-    ("accuracy", "eval", "output", "accuracy", "", None),
-    ("10-shot accuracy", "fewshot", "fewshot", "fewshot_accuracy", "", 10.0),
-    ("accuracy, σ 0.2", "noise", "output", "accuracy", "", 0.2),
-    *(
-        (f"κ{within}, {heading}", folder, "weights", "weight_cosine_kappa", null, severity)
-        for null, within in (("pooled", ""), ("image", " within the image"))
-        for heading, folder, severity in _OF_WEIGHTS
-    ),
-)
 # What values and differences are, by the number of training seeds.
 _VALUES = {
     1: "One training seed: the value [95 % interval over {:,} {} images]",
@@ -121,12 +104,11 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Return differences in every MoE layer, image by image, from V-MoE's router of the same budget and seed."""
     cells = table.drop_duplicates("checkpoint").set_index("checkpoint")
     budget = cells["top_k"].fillna(cells["capacity_factor"]).astype(int)
+    places = dict.fromkeys((number.folder, number.analysis, number.layered) for number in OF_ROUTERS)
     rows = []
-    for name, cell in cells[cells["router"] != REFERENCE].iterrows():
+    for name, cell in cells[cells["router"] != VMOE].iterrows():
         same = (
-            (cells["router"] == REFERENCE)
-            & (cells["train_seed"] == cell["train_seed"])
-            & (budget == budget[name])
+            (cells["router"] == VMOE) & (cells["train_seed"] == cell["train_seed"]) & (budget == budget[name])
         )
         (reference,) = cells.index[same]
         probed = {
@@ -135,18 +117,18 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
                 (reference, str(name)),
                 folder,
                 analysis,
-                severities={severity for *_, severity in DIFFERENCES},
-                layered=analysis == "weights",
+                severities={number.severity for number in OF_ROUTERS},
+                layered=layered,
             )
-            for _, folder, analysis, *_ in DIFFERENCES
+            for folder, analysis, layered in places
         }
         about = {"group": cell["group"], "train_seed": cell["train_seed"], "router": cell["router"]}
-        for heading, folder, analysis, metric, null, severity in DIFFERENCES:
-            found = probed[folder, analysis]
-            keep = (found["metric"] == metric) & (found["null"] == null) & found["draw"].isna()
-            if severity is not None:
-                keep &= found["severity"] == severity
-            rows.append(found[keep].drop_duplicates("layer").assign(**about, number=heading))
+        for number in OF_ROUTERS:
+            found = probed[number.folder, number.analysis]
+            keep = (found["metric"] == number.metric) & (found["null"] == number.null) & found["draw"].isna()
+            if number.severity is not None:
+                keep &= found["severity"] == number.severity
+            rows.append(found[keep].drop_duplicates("layer").assign(**about, number=number.heading))
     return pd.concat([row.dropna(axis=1, how="all") for row in rows], ignore_index=True)
 
 
@@ -170,7 +152,7 @@ def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
         for layer in names
     ]
     parts.append(
-        f"## Minus `{REFERENCE}` of the same budget and seed\n\n"
+        f"## Minus `{VMOE}` of the same budget and seed\n\n"
         f"Paired, image by image. {_DIFFERENCES[seeds]} κ is that of the cosine of the "
         "combine weights; within the image, another patch of the same image is what chance would give."
     )

@@ -7,11 +7,10 @@ attacks, and Fashion-MNIST. Claims about trainings are those of ``moeprobe compa
 layers of one view and severity are a family. Writes ``reports/trainings/REPORT.csv``: the sums per image that the
 claims follow from are too large for git.
 
-Two reports are of sweeps, whose models are not committed: ``thesis`` and ``combine``. Their sums per image come from
-the archive (``make fetch-archive``). To train instead, give ``moeprobe tradeoff SWEEP --out FOLDER/SWEEP`` and name the
-folder: ``--sweeps FOLDER``. One core trains ``thesis-digits`` in two hours, ``combine-digits`` in one, and
-``manual-digits`` in minutes. With other code or another processor, these models end with other bits than the
-committed ones.
+Some reports are of sweeps, whose models are not committed (``SWEEP_REPORTS``). Their sums per image come from the
+archive (``make fetch-archive``). To train instead, give ``moeprobe tradeoff SWEEP --out FOLDER/SWEEP`` and name the
+folder: ``--sweeps FOLDER``. One core trains ``thesis-digits`` in two hours, the others in one or less. With other code
+or another processor, these models end with other bits than the committed ones.
 """
 
 import argparse
@@ -45,15 +44,17 @@ from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About
 from moeprobe.results.values import CellValues
 from moeprobe.runtime.files import write_csv
-from reports.scripts import regenerate_attack, regenerate_corruptions, regenerate_fashion
-from reports.scripts.seeds import sums_of_cells, with_cells
-from reports.scripts.sweep_list import SWEEPS, Number, Sweep
-
-OUT, CHECKPOINTS, SWEEP_FOLDER = (
-    Path("reports/trainings"),
-    Path("checkpoints/reference"),
-    Path("reports/sweeps"),
+from reports.scripts import (
+    regenerate_attack,
+    regenerate_corruptions,
+    regenerate_fashion,
+    regenerate_routers,
+    regenerate_sweeps,
 )
+from reports.scripts.seeds import sums_of_cells, with_cells
+from reports.scripts.sweep_list import LAYOUTS, SWEEPS, Compared, Number
+
+OUT, CHECKPOINTS = Path("reports/trainings"), Path("checkpoints/reference")
 SEEDS, TOP_KS, OBJECTIVES = (0, 1, 2), (2, 1), ("baseline", "prc")
 VIEWS = ("random_crop", "prc_crops")
 # What pages say of attacks: the run, and view and severity of the perturbed images.
@@ -75,8 +76,13 @@ _OF_ONE_KIND = {"top_k", "group", "number"}
 _DIGITS = 6
 
 
-def main(reports: Sequence[str], *, sweeps: Path = SWEEP_FOLDER) -> None:
-    """Measure and write."""
+def main(reports: Sequence[str], *, sweeps: Path | None = None) -> None:
+    """Measure and write.
+
+    Args:
+        reports: by name.
+        sweeps: folder of the packed cells of sweeps; None = where each is committed.
+    """
     torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
     for report in reports:
         make = REPORTS.get(report) or partial(of_sweeps, SWEEP_REPORTS[report], sweeps=sweeps)
@@ -157,7 +163,12 @@ REPORTS: dict[str, Callable[..., Iterator[pd.DataFrame]]] = {
     "fashion": of_fashion,
 }
 # The sweeps of a report.
-SWEEP_REPORTS = {"thesis": ("thesis-digits", "manual-digits"), "combine": ("combine-digits",)}
+SWEEP_REPORTS = {
+    "thesis": ("thesis-digits", "manual-digits"),
+    "combine": ("combine-digits",),
+    "layouts": ("routers-digits-patch4",),
+}
+COMPARED: dict[str, Compared] = {**SWEEPS, **LAYOUTS}
 
 
 def claims_of(
@@ -214,14 +225,23 @@ def claims_of(
                 yield claims[[null in nulls.get(metric, ()) for metric, null in numbers]]
 
 
-def of_sweeps(names: Sequence[str], *, sweeps: Path) -> Iterator[pd.DataFrame]:
+def committed(name: str) -> Path:
+    """Return the folder of a sweep's tables, where the archive puts its sums per image."""
+    if name in LAYOUTS:
+        return regenerate_routers.REPORTS / name.removeprefix("routers-")
+    return regenerate_sweeps.REPORTS / name
+
+
+def of_sweeps(names: Sequence[str], *, sweeps: Path | None) -> Iterator[pd.DataFrame]:
     """Yield the claims of sweeps; none where the sums per image of one are not there."""
-    if len(with_cells(sweeps, names)) == len(names):
-        for name in names:
-            yield from of_sweep(sweeps / name, SWEEPS[name])
+    folders = {name: sweeps / name if sweeps else committed(name) for name in names}
+    missing = [folder for folder in folders.values() if not with_cells(folder.parent, [folder.name])]
+    if not missing:
+        for name, folder in folders.items():
+            yield from of_sweep(folder, COMPARED[name])
 
 
-def of_sweep(out: Path, sweep: Sweep) -> Iterator[pd.DataFrame]:
+def of_sweep(out: Path, sweep: Compared) -> Iterator[pd.DataFrame]:
     """Yield the claims about each number of a sweep, of all differences that ``Sweep.trainings`` names.
 
     Args:
@@ -339,7 +359,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("reports", nargs="*", default=[*REPORTS, *SWEEP_REPORTS])
     parser.add_argument(
-        "--sweeps", type=Path, default=SWEEP_FOLDER, help="folder of the sweeps' packed cells"
+        "--sweeps", type=Path, help="folder of the sweeps' packed cells; default: where they are committed"
     )
     asked = parser.parse_args()
     main(asked.reports, sweeps=asked.sweeps)

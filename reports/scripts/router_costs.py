@@ -8,8 +8,8 @@ import pandas as pd
 from benchmarks.speed.parts.models import FORWARD, STEP
 from moeprobe.models import grid
 from moeprobe.studies.tradeoff.table import published_values
+from reports.scripts.sweep_list import VMOE
 
-REFERENCE = "softmax_token_choice"
 ARCHITECTURES = ("B/32", "B/16", "L/16")
 
 
@@ -47,4 +47,4 @@ def _paper(router: str, budget: float, architecture: str) -> str:
     here = here[here["top_k"].fillna(here["capacity_factor"]) == budget].set_index("router")["tpuv3_days"]
     if router not in here.index or pd.isna(here[router]):
         return ""
-    return f"{here[router] / here[REFERENCE]:.2f}"
+    return f"{here[router] / here[VMOE]:.2f}"

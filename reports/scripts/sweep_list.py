@@ -19,36 +19,45 @@ class Number(NamedTuple):
     layered: bool = False
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What is shown of a sweep.
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What is compared in a sweep.
+
+    Attributes:
+        references: a group of cells -> the group that it is compared with; those that are not there are references.
+        numbers: what is compared.
+        trainings: what the page calls a difference over trainings -> its groups. Each is compared with its reference,
+            and the difference is the mean of theirs.
+        of_trainings: numbers that are compared over trainings, beside ``numbers``.
+    """
+
+    references: dict[str, str]
+    numbers: tuple[Number, ...]
+    trainings: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    of_trainings: tuple[Number, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Compared):
+    """What is shown of a sweep beside it.
 
     Attributes:
         names: groups of cells, and what the page calls them.
-        references: a group -> the group that it is compared with; those that are not there are references.
-        numbers: what is compared.
         values: numbers of the output that are shown beside.
         of_layers: numbers of layers that are shown beside.
         more: the same for more pairs, whose differences pages say in sentences only.
         drawn: numbers of the output or of the first MoE layer that the figure has a panel for.
         curves: figures of learning curves: how the names of their cells begin, and the key that has a panel per value.
         over_experts: numbers that are drawn over the number of experts, a line per router.
-        trainings: what the page calls a difference over trainings -> its groups. Each is compared with its reference,
-            and the difference is the mean of theirs.
-        of_trainings: numbers that are compared over trainings, beside ``numbers``.
     """
 
     names: dict[str, str]
-    references: dict[str, str]
-    numbers: tuple[Number, ...]
     values: tuple[Column, ...]
     of_layers: tuple[Column, ...]
     drawn: tuple[Column, ...]
     curves: tuple[tuple[str, str], ...] = ()
     over_experts: tuple[Column, ...] = ()
     more: dict[str, str] = field(default_factory=dict)
-    trainings: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    of_trainings: tuple[Number, ...] = ()
 
 
 ACCURACY: Column = ("accuracy", "accuracy", *CLEAN)
@@ -77,11 +86,22 @@ def _kappa(view: str) -> Column:
     return f"κ of first experts, {view}", "top1_match_kappa", "pooled", view, None
 
 
-_OF_WEIGHTS = tuple(
-    Number(
-        f"κ{within}, random_crop", "match-random_crop", "weights", "weight_cosine_kappa", null, layered=True
-    )
+_PERTURBED = (
+    ("random_crop", "match-random_crop", None),
+    ("prc_crops", "match-prc_crops", None),
+    ("noise σ 0.2", "noise", 0.2),
+)
+_ALL_OF_WEIGHTS = tuple(
+    Number(f"κ{within}, {heading}", folder, "weights", "weight_cosine_kappa", null, severity, layered=True)
     for null, within in _NULLS
+    for heading, folder, severity in _PERTURBED
+)
+_OF_WEIGHTS = tuple(number for number in _ALL_OF_WEIGHTS if number.folder == "match-random_crop")
+_OF_SETS = tuple(
+    Number(
+        f"κ of sets, {heading}", folder, "set_match", "set_jaccard_kappa", "pooled", severity, layered=True
+    )
+    for heading, folder, severity in _PERTURBED
 )
 _FLOPS: Column = ("MFLOPs per image", "flops_per_image", "", None, None)
 _WEIGHTS: Column = ("κ of weights, random_crop", "weight_cosine_kappa", "pooled", "random_crop", None)
@@ -102,6 +122,7 @@ _ABLATION = {
     "prc_released-diagonal_weight-0.05-offdiagonal_weight-0.5": "PRC ×10 as released",
 }
 _LABELS = "labeled-{}-unlabeled-{}-{}"
+_SHARES = (0.05, 0.1, 0.25)
 _WITH = {
     "V-MoE, labeled images only": (False, "balanced"),
     "PRC ×10, labeled images only": (False, _PRC.format(0.05, 0.5)),
@@ -205,12 +226,12 @@ SWEEPS = {
     "labels-digits": Sweep(
         names={
             _LABELS.format(share, *how): f"{100 * share:.0f} % labeled: {what}"
-            for share in (0.05, 0.1, 0.25)
+            for share in _SHARES
             for what, how in _WITH.items()
         },
         references={
             _LABELS.format(share, *how): _LABELS.format(share, *before)
-            for share in (0.05, 0.1, 0.25)
+            for share in _SHARES
             for before, how in pairwise(_WITH.values())
         },
         numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("random_crop")),
@@ -324,4 +345,36 @@ SWEEPS = {
         of_layers=(LOAD,),
         drawn=(ACCURACY, TEN_SHOTS),
     ),
+}
+
+# V-MoE's router, with which the other routers of a layout are compared at the same k or c and seed.
+VMOE = "softmax_token_choice"
+# What is compared of them.
+OF_ROUTERS = (_OF_ACCURACY, _OF_SHOTS, _OF_NOISY, *_ALL_OF_WEIGHTS)
+_ROUTERS = {
+    "sinkhorn_token_choice": "k",
+    "softmax_expert_choice": "c",
+    "sinkhorn_expert_choice": "c",
+    "sparse_expert_choice": "c",
+    "soft_moe": "c",
+}
+
+
+def _routers(budget: int, *, but: str = "") -> tuple[str, ...]:
+    """Return the groups of the other routers with k or c of this size, without one of them."""
+    return tuple(f"{router}-{name}{budget}" for router, name in _ROUTERS.items() if router != but)
+
+
+# The layout with three trainings of each router.
+LAYOUTS = {
+    "routers-digits-patch4": Compared(
+        references={group: f"{VMOE}-k{budget}" for budget in (1, 2) for group in _routers(budget)},
+        numbers=OF_ROUTERS,
+        trainings={group: (group,) for budget in (2, 1) for group in _routers(budget)}
+        | {
+            f"balanced plans and expert choice, k or c = {budget}": _routers(budget, but="soft_moe")
+            for budget in (2, 1)
+        },
+        of_trainings=_OF_SETS,
+    )
 }

@@ -87,6 +87,36 @@ def sweeps(folder: Path) -> list[str]:
     return written
 
 
+def routers(folder: Path) -> list[str]:
+    """Return how outputs differ from those of V-MoE's router at k or c = 2: a line per router."""
+    return _by_router(folder, layered=False)
+
+
+def layers_of_routers(folder: Path) -> list[str]:
+    """Return the same of κ of the combine weights in each layer."""
+    return _by_router(folder, layered=True)
+
+
+def _by_router(folder: Path, *, layered: bool) -> list[str]:
+    table = _read(folder)
+    rows = table[
+        table["group"].str.endswith("2")
+        & (table["layer"].ne("") == layered)
+        & ~table["number"].str.startswith("κ of sets")
+    ]
+    numbers = list(dict.fromkeys(rows["number"]))
+    heads = [*(["MoE layer"] if layered else []), "router", *(f"Δ {number}" for number in numbers)]
+    written = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for layer in sorted(set(rows["layer"])):
+        for group in dict.fromkeys(rows["group"]):
+            of_group = rows[(rows["group"] == group) & (rows["layer"] == layer)]
+            cells = [_cell(of_group[of_group["number"] == number]) for number in numbers]
+            # A group of cells is a router and its k or c; means of several have a name in words.
+            name = group.split(",")[0] if "," in group else f"`{group.rpartition('-')[0]}`"
+            written.append(f"| {' | '.join([*([f'`{layer}`'] if layered else []), name, *cells])} |")
+    return written
+
+
 def _by_rows(first: str, rows: Mapping[str, pd.DataFrame], metrics: Mapping[str, str]) -> list[str]:
     """Return a line per name: accuracy, and each metric in each layer, with k = 2."""
     layers = sorted({layer for part in rows.values() for layer in part["layer"] if layer})

@@ -1,5 +1,6 @@
 """A series of checkpoints of one training: routing of each against the first and the last."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,12 @@ def test_the_command_draws_and_reports(series: list[Path], tmp_path: Path) -> No
     assert (tmp_path / "d" / "figures" / "drift.png").stat().st_size > 5000
     two = run("trace", "drift", series[0], series[-1]).output
     assert "The experts differ in" in " ".join(two.split()) and "half of that" not in two
+    unchanged = [tmp_path / f"step-{number}" / "tokens.parquet" for number in range(3)]
+    for copy in unchanged:
+        copy.parent.mkdir()
+        shutil.copy(series[0], copy)
+    still = " ".join(run("trace", "drift", *unchanged).output.split())
+    assert "The experts differ in 0.000" in still and "half of that" not in still
     report = run("report", tmp_path / "d", "--out", tmp_path / "page")
     assert report.exit_code == 0, report.output
     assert "Drift of routing" in (tmp_path / "page" / "report.md").read_text()

@@ -76,8 +76,9 @@ def sentences(table: pd.DataFrame) -> list[str]:
         row = last.iloc[0]
         half = differing[differing["value"] >= row["value"] / 2]
         sentence += f" The experts differ in {interval(row)} of the pairs of token and layer"
-        # With two checkpoints, half of the change is always reached at the second.
-        sentence += f"; half of that is reached at {half.iloc[0]['name']}." if len(names) > 1 else "."
+        # With two checkpoints, half of the change is always reached at the second; of no change there is no half.
+        is_halved = len(names) > 1 and row["value"] > 0
+        sentence += f"; half of that is reached at {half.iloc[0]['name']}." if is_halved else "."
     return [*([together] if together else []), sentence]
 
 

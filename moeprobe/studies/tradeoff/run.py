@@ -159,6 +159,9 @@ def tradeoff(
         over_trainings = claims(cells)
         if len(over_trainings):
             write_csv(folder.path / TRAININGS, over_trainings)
+        else:
+            # That of an earlier call, which had more seeds.
+            (folder.path / TRAININGS).unlink(missing_ok=True)
         draw_figures(table, folder.path / "figures", svg=svg)
         sidecar = make_sidecar(
             request,
