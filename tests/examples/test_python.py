@@ -154,15 +154,19 @@ def test_router_logits_are_saved_as_the_page_says(tmp_path: Path, monkeypatch: p
     }
     exec(compile(blocks("python", OTHER_FORMS)[0], str(OTHER_FORMS), "exec"), made)
     sizes = {"num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "model_type": "qwen3_moe"}
-    Path("config.json").write_text(json.dumps(sizes))
     (command,) = [
         line
-        for line in blocks("console", OTHER_FORMS)
-        if line.startswith("$ moeprobe trace import logits.pt")
+        for block in blocks("bash", OTHER_FORMS)
+        for line in block.splitlines()
+        if line.startswith("moeprobe trace import logits.pt")
     ]
-    result = run(*command.removeprefix("$ moeprobe ").split())
+    words = command.removeprefix("moeprobe ").split()
+    config = Path(words[words.index("--model-config") + 1])
+    config.parent.mkdir()
+    config.write_text(json.dumps(sizes))
+    result = run(*words)
     assert result.exit_code == 0, result.output
-    layers = api.recorded_routing("logits.parquet").layers
+    layers = api.recorded_routing("traces/logits.parquet").layers
     for (_, layer), expected in zip(layers.items(), logits, strict=True):
         torch.testing.assert_close(layer.gates[0], expected.softmax(-1))
 
