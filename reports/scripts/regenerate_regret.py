@@ -21,10 +21,10 @@ from moeprobe.results.figures import save
 from moeprobe.runtime.files import write_csv
 from reports.scripts import regret_tables
 from reports.scripts.printed import shrink
+from reports.scripts.regenerate_trainings import CHECKPOINTS, OBJECTIVES, SEEDS
 
-OUT, CHECKPOINTS = Path("reports/regret"), Path("checkpoints/reference")
+OUT = Path("reports/regret")
 DATA, TOP_KS, WEIGHTS = ("digits", "shapes"), (1, 2), (ROUTER, EQUAL)
-OBJECTIVES, SEEDS = ("baseline", "prc"), (0, 1, 2)
 # Of an image in each layer; and at least as many options as k = 2 of 8 experts have.
 PATCHES, TRIED = 4, 12
 # Each with its null.

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from moeprobe.probes.regret import EQUAL, ROUTER
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import COLORS
+from reports.scripts import training_tables
 from reports.scripts.more_tables import span
 from reports.scripts.seeds import spread
 
@@ -35,15 +36,13 @@ def ranks(folder: Path, values: str = "values", trainings: str = "trainings") ->
     lines = [f"{_FIRST} {' | '.join(heads)} |", f"|{'---|' * (4 + len(heads))}"]
     kappas, differences = (table[table["metric"] == "choice_rank_kappa"] for table in (of_models, apart))
     for place, name in _places(kappas):
-        here, apart_here = kappas.loc[[place]], differences.loc[[place]]
+        here, changes = kappas.loc[[place]], differences.loc[[place]]
         cells = [
             spread(here[(here["weights"] == weights) & (here["model"] == model)])
             for weights in _WEIGHTS
             for model in MODELS
         ]
-        for weights in _WEIGHTS:
-            [row] = apart_here[apart_here["weights"] == weights].to_dict("records")
-            cells.append(f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]")
+        cells += [training_tables.cell_of(changes[changes["weights"] == weights]) for weights in _WEIGHTS]
         lines.append(f"{name} {' | '.join(cells)} |")
     return lines
 
@@ -90,9 +89,7 @@ def figure(folder: Path) -> Figure:
                 here = here[(here["weights"] == weights) & (here["model"] == model)]
                 y = number + shift + 0.08 * (here["train_seed"] - here["train_seed"].mean())
                 axis.hlines(y, here["ci_low"], here["ci_high"], color=color, linewidth=1)
-                axis.plot(
-                    here["value"], y, "o", color=color, markersize=3.5, label=label if number == 0 else None
-                )
+                axis.plot(here["value"], y, "o", color=color, markersize=3.5, label=label)
         axis.axvline(0, color="0.6", linewidth=1)
         axis.set_title(said, fontsize=10)
         axis.set_xlabel("κ of the rank of the router's choice")

@@ -48,13 +48,14 @@ def lines(folder: Path) -> list[str]:
         for layer, top_k in columns:
             called = metric.format(set="top1_match" if top_k == 1 else f"top{top_k}_set_match")
             rows = of_view[(of_view["layer"] == layer) & (of_view["top_k"] == top_k)]
-            cells.append(_cell(rows[(rows["metric"] == called) & (rows["null"] == null)]))
+            cells.append(cell_of(rows[(rows["metric"] == called) & (rows["null"] == null)]))
         if set(cells) == {"–"}:
             continue
         written.append(f"| {name} | {' | '.join(cells)} |")
     accuracy = table[table["metric"] == "accuracy"]
     cells = [
-        _cell(accuracy[accuracy["top_k"] == top_k]) if layer == layers[0] else "" for layer, top_k in columns
+        cell_of(accuracy[accuracy["top_k"] == top_k]) if layer == layers[0] else ""
+        for layer, top_k in columns
     ]
     return [*written, f"| accuracy (of the output) | {' | '.join(cells)} |"]
 
@@ -82,7 +83,7 @@ def sweeps(folder: Path) -> list[str]:
     groups = list(dict.fromkeys(table["group"]))
     written = [f"| MoE layer | | {' | '.join(groups)} |", f"|{'---|' * (len(groups) + 2)}"]
     for (number, layer), rows in table.groupby(["number", "layer"], sort=False):
-        cells = [_cell(rows[rows["group"] == group]) for group in groups]
+        cells = [cell_of(rows[rows["group"] == group]) for group in groups]
         written.append(f"| {f'`{layer}`' if layer else 'output'} | {number} | {' | '.join(cells)} |")
     return written
 
@@ -110,7 +111,7 @@ def _by_router(folder: Path, *, layered: bool) -> list[str]:
     for layer in sorted(set(rows["layer"])):
         for group in dict.fromkeys(rows["group"]):
             of_group = rows[(rows["group"] == group) & (rows["layer"] == layer)]
-            cells = [_cell(of_group[of_group["number"] == number]) for number in numbers]
+            cells = [cell_of(of_group[of_group["number"] == number]) for number in numbers]
             # A group of cells is a router and its k or c; means of several have a name in words.
             name = group.split(",")[0] if "," in group else f"`{group.rpartition('-')[0]}`"
             written.append(f"| {' | '.join([*([f'`{layer}`'] if layered else []), name, *cells])} |")
@@ -126,7 +127,7 @@ def _by_rows(first: str, rows: Mapping[str, pd.DataFrame], metrics: Mapping[str,
     written.append(f"|{'---|' * (written[0].count(' | ') + 1)}")
     for name, part in rows.items():
         cells = [
-            _cell(part[(part["metric"] == metric) & (part["layer"] == layer)])
+            cell_of(part[(part["metric"] == metric) & (part["layer"] == layer)])
             for metric, layer in columns.values()
         ]
         written.append(f"| {name} | {' | '.join(cells)} |")
@@ -139,7 +140,7 @@ def _read(folder: Path) -> pd.DataFrame:
     return table.fillna(dict.fromkeys(words, ""))
 
 
-def _cell(rows: pd.DataFrame) -> str:
+def cell_of(rows: pd.DataFrame) -> str:
     """Return a mean difference with its simultaneous interval."""
     if rows.empty:
         return "–"
