@@ -124,11 +124,8 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
         }
         about = {"group": cell["group"], "train_seed": cell["train_seed"], "router": cell["router"]}
         for number in OF_ROUTERS:
-            found = probed[number.folder, number.analysis]
-            keep = (found["metric"] == number.metric) & (found["null"] == number.null) & found["draw"].isna()
-            if number.severity is not None:
-                keep &= found["severity"] == number.severity
-            rows.append(found[keep].drop_duplicates("layer").assign(**about, number=number.heading))
+            of_number = number.rows_of(probed[number.folder, number.analysis])
+            rows.append(of_number.assign(**about, number=number.heading))
     return pd.concat([row.dropna(axis=1, how="all") for row in rows], ignore_index=True)
 
 

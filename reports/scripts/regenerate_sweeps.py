@@ -71,12 +71,8 @@ def differences(out: Path, table: pd.DataFrame, references: Mapping[str, str]) -
                 continue  # a dense model has no routing to be probed
             found = compared(out, pair, folder, analysis, severities=severities, layered=layered)
             for number in numbers:
-                keep = (found["metric"] == number.metric) & (found["null"] == number.null)
-                if number.severity is not None:
-                    keep &= found["severity"] == number.severity
                 about = {"group": group, "train_seed": seed, "number": number.heading}
-                here = found[keep & found["draw"].isna()].drop_duplicates("layer")
-                rows.append(here.assign(**about).dropna(axis=1, how="all"))
+                rows.append(number.rows_of(found).assign(**about).dropna(axis=1, how="all"))
     return pd.concat(rows, ignore_index=True)
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+import pandas as pd
+
 from reports.scripts.seeds import CLEAN, Column
 
 
@@ -17,6 +19,13 @@ class Number(NamedTuple):
     null: str = ""
     severity: float | None = None
     layered: bool = False
+
+    def rows_of(self, found: pd.DataFrame) -> pd.DataFrame:
+        """Return its rows of the differences that its analysis gives of two cells, one per layer."""
+        keep = (found["metric"] == self.metric) & (found["null"] == self.null) & found["draw"].isna()
+        if self.severity is not None:
+            keep &= found["severity"] == self.severity
+        return found[keep].drop_duplicates("layer")
 
 
 @dataclass(frozen=True, kw_only=True)
