@@ -167,6 +167,7 @@ SWEEP_REPORTS = {
     "thesis": ("thesis-digits", "manual-digits"),
     "combine": ("combine-digits",),
     "layouts": ("routers-digits-patch4",),
+    "labels": ("labels-digits",),
 }
 COMPARED: dict[str, Compared] = {**SWEEPS, **LAYOUTS}
 

@@ -247,6 +247,17 @@ SWEEPS = {
         values=(ACCURACY, NOISY),
         of_layers=(HIGHEST, LOAD, DEAD),
         drawn=(ACCURACY, _kappa("random_crop"), HIGHEST, DEAD),
+        trainings={
+            f"{what}, {said}": tuple(_LABELS.format(share, *_WITH[how]) for share in shares)
+            for how, what in (
+                ("PRC ×10, labeled images only", "PRC"),
+                ("PRC ×10, all images", "unlabeled images"),
+            )
+            for said, shares in (
+                *((f"{100 * share:.0f} % labeled", (share,)) for share in _SHARES),
+                ("mean", _SHARES),
+            )
+        },
     ),
     # The plan less the softmax, each with the same choices of k or c.
     "combine-digits": Sweep(
