@@ -198,19 +198,22 @@ def _with_noun(declared: Headline) -> Headline:
 def _of_agreement(declared: Agreement, table: pd.DataFrame, modality: Modality) -> list[Headline]:
     """Return the headline about what processes a token, and those beside it.
 
-    That is κ of the set where tokens have several experts, with κ within the image and κ₁, of the first choice, beside
-    it; else κ of the first kind of agreement that all checkpoints have.
+    That is κ of the set where tokens have several experts, with κ within the image and κ of the first kind of agreement
+    beside it; else κ of that kind. It is called κ₁ where it is of the first of several experts.
     """
     first, sets = agreement_of(table), set_match_of(table)
+    label = registry.find(f"{first}{KAPPA}").full_label("pooled")
+    if tokens_choose(first):
+        # Checkpoints with one expert per token and with two have no match of sets in common.
+        several = sets or (table["top_k"] > 1).any()
+        label = "κ₁ (first choice)" if several else "κ"
     if not sets:
-        kappa = registry.find(f"{first}{KAPPA}")
-        noun = "κ" if tokens_choose(first) else kappa.full_label("pooled")
-        return [_beyond_chance(first, "pooled", declared, noun)]
+        return [_beyond_chance(first, "pooled", declared, label)]
     within = f"κ within the {modality.name}"
     beside = (
         _beyond_chance(sets, "image", declared, within),
-        # What processes a token is its set, so nothing is concluded from the first choice.
-        dataclasses.replace(_beyond_chance(first, "pooled", declared, "κ₁ (first choice)"), concludes=False),
+        # What processes a token is its set, so nothing is concluded from the first choice, or from an overlap.
+        dataclasses.replace(_beyond_chance(first, "pooled", declared, label), concludes=False),
     )
     return [
         _beyond_chance(sets, "pooled", declared, "κ"),

@@ -25,7 +25,7 @@ NO_VERDICT = "no verdict"
 # A side: the opposite of each.
 _OPPOSITE = {"better": "worse", "worse": "better", "higher": "lower", "lower": "higher"}
 # What a family without a side comes to: the first of these words that one of its comparisons has.
-_WITHOUT_A_SIDE = (NO_DIFFERENCE, NO_INTERVAL, SAME, IDENTICAL)
+_OPEN = (NO_DIFFERENCE, NO_INTERVAL)
 # How often chance alone names a side in a family of comparisons, at the most.
 FALSE_SIDES = 0.05
 
@@ -118,8 +118,11 @@ class FamilyWord:
             word = next(iter(sides))
         elif len(counts) == 1:
             word = next(iter(counts))
+        elif counts.keys() == {SAME, IDENTICAL}:
+            word = SAME
         else:
-            word = next((word for word in _WITHOUT_A_SIDE if counts[word]), NO_VERDICT)
+            # Where one comparison has no word, the family is not the same, whatever the others are.
+            word = next((word for word in _OPEN if counts[word]), NO_VERDICT)
         return cls(word, sides, len(words))
 
     def text(self, unit: str = "comparisons") -> str:

@@ -90,6 +90,26 @@ def test_a_single_model_in_words() -> None:
     assert told(measured(["a"], ["blocks.1"]))[0].endswith("by chance 0.200 [0.180, 0.220]).")
 
 
+def test_an_overlap_of_sets_without_an_order_is_not_called_a_first_choice() -> None:
+    """As of a server's experts: the second number beside κ is of the overlap."""
+    run = measured(["a"], ["blocks.1"])
+    assert run.table is not None
+    names = run.table["metric"].str.replace("top1_match", "set_jaccard")
+    unordered = RunTables(sidecar=run.sidecar, table=run.table.assign(metric=names), comparison=None)
+    assert told(unordered)[1].endswith("; κ of overlap of expert sets: a 0.450 [0.430, 0.470].")
+
+
+def test_with_different_numbers_of_experts_per_token_kappa_is_of_the_first_choice() -> None:
+    of_one, of_two = (measured([name], ["blocks.1"]).table for name in ("a", "b"))
+    assert of_one is not None and of_two is not None
+    of_one = of_one[~of_one["metric"].str.contains("set_match")].assign(top_k=1)
+    both = pd.concat([of_one, of_two.assign(top_k=2)], ignore_index=True)
+    of_both = RunTables(sidecar=sidecar("match-ratio", ["a", "b"]), table=both, comparison=None)
+    assert ", κ₁ (first choice) is: a 0.450 " in told(of_both)[0]
+    of_one_expert = RunTables(sidecar=sidecar("match-ratio", ["a"]), table=of_one, comparison=None)
+    assert ", κ is: a 0.450 " in told(of_one_expert)[0]
+
+
 def test_two_models_in_words() -> None:
     assert told(measured(["a", "b"])) == [
         f"{IN_FIRST} higher (better) in b (0.500 [0.480, 0.520]) than in a (0.400 [0.380, 0.420]), by 0.100 [0.070, "

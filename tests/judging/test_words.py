@@ -37,6 +37,9 @@ def compared(value: float, reach: float, **more: Any) -> dict[str, Any]:
         (["collapsed", "better"], "better", "better in 1 of 2 layers"),
         ([IDENTICAL, NO_INTERVAL], NO_INTERVAL, NO_INTERVAL),
         ([NO_INTERVAL, NO_DIFFERENCE], NO_DIFFERENCE, NO_DIFFERENCE),
+        (["few carriers", IDENTICAL], "no verdict", "no verdict"),
+        (["few images", SAME, IDENTICAL], "no verdict", "no verdict"),
+        (["few carriers", NO_DIFFERENCE], NO_DIFFERENCE, NO_DIFFERENCE),
     ],
 )
 def test_the_word_of_a_family(words: list[str], word: str, text: str) -> None:
