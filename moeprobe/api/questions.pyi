@@ -909,7 +909,8 @@ def prefetch(
     Args:
         models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
         data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
-        loaded: Experts of each layer that are loaded ahead; default k, 2 k and 4 k.
+        loaded: Experts of each layer that are loaded ahead; default k, 2 k and 4 k, or all but one where a layer has no
+            more.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.
 
@@ -1249,7 +1250,8 @@ def trace_prefetch(
 
     Args:
         traces: Files of moeprobe trace record or trace import, or folders of parts; the first is the reference.
-        loaded: Experts of each layer that are loaded ahead; default k, 2 k and 4 k.
+        loaded: Experts of each layer that are loaded ahead; default k, 2 k and 4 k, or all but one where a layer has no
+            more.
         match: How inputs of two files belong together: names, or tokens where the names differ and token ids are known.
         options: what all questions have in common; other keywords are applied to them by name (``limit=100``).
         watcher: receives how the run advances; None = a progress bar in a notebook.

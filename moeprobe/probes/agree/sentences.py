@@ -77,8 +77,8 @@ class _Form:
         if pairs is None and worst is None:
             return f"{self._name} and {self._first} choose no sets of experts that could be compared."
         if pairs is not None and pairs["value"] == 0:
-            # Of too few inputs there is no interval, and no word.
-            verb = _VERBS[_GOOD, _GOOD] if pairs["ci_high"] == pairs["ci_high"] else "against"
+            # No band: the interval of κ reaches far below 1 where few inputs were seen. Of too few there is no word.
+            verb = "shows no change from" if pairs["ci_high"] == pairs["ci_high"] else "against"
             return (
                 f"{self._name} {verb} {self._first}: the experts differ in {interval(pairs)} of the "
                 f"pairs of {self._modality.token} and layer."
@@ -155,7 +155,10 @@ class _Form:
         if share is None or routing is None:
             return text
         if share["flag"] == PartOf.undefined:
-            return f"{text} That, or its interval, reaches rounding, so its share of routing is left out."
+            return (
+                f"{text} The change of log-probabilities, or its interval, reaches rounding, so its share of routing "
+                "is left out."
+            )
         judged = self._differences.get(form_loss.LOSS_GAP.name)
         # A share of what the first form shows against itself says nothing about this one.
         if judged is None or not is_side(word_of(judged)):

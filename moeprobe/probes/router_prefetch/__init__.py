@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 # Loaded experts, as multiples of k.
 _MULTIPLES = (1, 2, 4)
-LOADED = Arg("Experts of each layer that are loaded ahead, comma-separated; default k, 2 k and 4 k.", low=1)
+LOADED = Arg(
+    "Experts of each layer that are loaded ahead, comma-separated; default k, 2 k and 4 k, or all but one where a "
+    "layer has no more.",
+    low=1,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
