@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from moeprobe.results.figures.panels import Named, panels, spread, write_beside
 from moeprobe.results.figures.tradeoff import draw
-from moeprobe.results.figures.tradeoff.rows import deviations, groups, numbers_of, setting
+from moeprobe.results.figures.tradeoff.rows import deviations, groups, numbers_of, setting, shared_kappa
 
 SEEDS = (0, 1, 2)
 KINDS = (("softmax_token_choice", 1, np.nan), ("softmax_token_choice", 2, np.nan), ("soft_moe", np.nan, 1))
@@ -102,6 +102,17 @@ def test_the_first_layer_leads_and_what_does_not_exist_is_named() -> None:
     assert set(numbers["κ, random_crop"]["layer"]) == set(numbers["load entropy"]["layer"]) == {"blocks.1"}
     load = titled(draw(trainings())["steadiness"])["load entropy"]
     assert [(text.get_text(), text.get_position()[1]) for text in load.texts] == [("does not exist", 1)]
+
+
+def test_the_kappa_of_a_few_shot_accuracy_is_not_that_of_routing() -> None:
+    """As of dense models beside sparse ones: every cell has the first, and not every cell the second."""
+    table = trainings()
+    output = table[table["metric"] == "accuracy"].assign(metric="fewshot_accuracy_kappa", null="pooled")
+    dense = table["checkpoint"].str.startswith("soft_moe") & (table["layer"] != "")
+    of_most = pd.concat([output, table[~dense]], ignore_index=True)
+    assert shared_kappa(of_most) == "weight_cosine_kappa"
+    assert "κ, random_crop" in numbers_of(of_most)
+    assert shared_kappa(output) is None
 
 
 def test_time_has_a_panel_per_budget_and_names_every_router() -> None:

@@ -296,8 +296,10 @@ def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def shared_kappa(table: pd.DataFrame) -> str | None:
-    """Return the match beyond chance that most of the cells have, the first of several; None without any."""
-    rows = table[(table["null"] == "pooled") & table["metric"].map(lambda name: find(name).kind == "kappa")]
+    """Return the κ of routing that most of the cells have, the first of several; None without any."""
+    # The few-shot accuracy has a κ too, of the output, and in every cell.
+    is_kappa = table["metric"].map(lambda name: find(name).kind == "kappa")
+    rows = table[(table["layer"] != "") & (table["null"] == "pooled") & is_kappa]
     count = rows.groupby("metric", sort=False)["checkpoint"].nunique()
     return None if count.empty else str(count.index[int(np.argmax(count.to_numpy()))])
 
