@@ -1,8 +1,8 @@
 """Do the experts that are hot in one window of requests stay hot? Loads of windows that follow one another.
 
 An eighth of the experts is hot in a window: those with the most choices in it. Chance is two random sets of as many
-experts (hypergeometric). A second level shuffles the requests: where the load changes more from window to window than
-there, it changes with time.
+experts (hypergeometric). A second level shuffles the requests: how much the load changes from window to window where
+time does not matter. Whether it changes with time is tested over all layers at once (``load_course``).
 
 Axes: B requests, E experts, W windows.
 """
@@ -83,8 +83,8 @@ LOAD_CHANGE = Metric(
 )
 LOAD_CHANGE_SHUFFLED = Metric(
     "load_change_shuffled",
-    about="load_change with the requests shuffled; the interval holds 95 % of the shuffles, and a load_change above it "
-    "means that the load changes with time",
+    about="load_change with the requests shuffled; the interval holds 95 % of the shuffles, so that one layer in 40 "
+    "lies above it by chance (load_course_p tests all of them)",
     label="change of the load, requests shuffled",
     rank=41,
 )
