@@ -6,7 +6,7 @@ one of these. At the first token the cache holds the experts that are busiest el
 * lru: evicts the experts whose last use is longest ago.
 * lfu: evicts the experts that the sequence used least often. Uses of evicted experts are remembered.
 * static: evicts nothing: the C experts that are busiest elsewhere, always.
-* optimal: Bélády's rule, which evicts the experts whose next use is furthest away. No rule has more hits.
+* optimal: Bélády's rule, which evicts the experts whose next use is furthest away. No rule that evicts has more hits.
 * random: evicts at random, in expectation. A cached expert survives a token with probability (C − k) / (C − hits), with
   the token's k experts. Hits are replaced by their mean there (mean field).
 

@@ -373,3 +373,73 @@ def test_of_a_single_request_there_is_no_chance_between_requests(tmp_path: Path)
     assert np.isnan(pooled["value"]) and pooled["flag"] == "no_trials"
     assert cell(table, "next_token_reuse_kappa", null="sequence")["value"] > 0
     assert table["ci_low"].isna().all()
+
+
+def test_of_a_single_request_no_experts_are_busiest_elsewhere(tmp_path: Path) -> None:
+    """A cache of the busiest experts of other requests found 0.000 of the choices where there were none."""
+    result = api.trace_locality(served(tmp_path / "one.parquet", planted, requests=1))
+    assert not [name for name in set(result.table["metric"]) if "static" in name]
+    assert cell(result.table, "cache_hit_lru", layer="", severity=10.0)["value"] > 0
+    assert any("caches begin empty" in note for note in result.sidecar["notes"])
+    assert not any("busiest" in sentence for sentence in sentences(result.table))
+
+
+def test_a_cache_of_the_busiest_experts_may_find_more_than_the_optimum(tmp_path: Path) -> None:
+    """It takes in nothing that it lacks, so the sentence must not say that no rule finds more.
+
+    Three experts have three of four choices. After a token of two others, one of them has left any other cache.
+    """
+    lines = [
+        {
+            "id": f"r{request}",
+            "layer": "mlp",
+            "num_experts": 8,
+            "experts": [[2, 3 + token // 2 % 5] if token % 2 else [0, 1] for token in range(14)],
+        }
+        for request in range(24)
+    ]
+    table = api.trace_locality(lines_of(tmp_path / "a.parquet", lines), cache=[3]).table
+    rates = [
+        cell(table, f"cache_hit_{rule}", layer="mlp", severity=3.0)["value"] for rule in ("static", "optimal")
+    ]
+    assert rates[0] == pytest.approx(0.75) and rates[1] < 0.6
+    assert "and no rule that evicts more than" in " ".join(sentences(table))
+
+
+def test_layers_of_other_tokens_have_no_cache_in_common(tmp_path: Path) -> None:
+    """An encoder has other tokens than the decoder behind it; both chose among as many experts."""
+    lines = []
+    for request in range(24):
+        random = np.random.default_rng([19, request])
+        for layer, tokens in (("encoder", 6 + request % 3), ("decoder", 5)):
+            experts = random.random((tokens, 6)).argsort(1)[:, :2].tolist()
+            lines.append({"id": f"r{request}", "layer": layer, "num_experts": 6, "experts": experts})
+    result = api.trace_locality(lines_of(tmp_path / "a.parquet", lines))
+    caches = result.table[result.table["metric"] == "cache_hit_lru"]
+    assert set(caches["layer"]) == {"encoder", "decoder"}
+    assert any("have different numbers of tokens" in note for note in result.sidecar["notes"])
+
+
+def test_a_token_counts_where_any_layer_has_an_expert_for_it(tmp_path: Path) -> None:
+    lines = []
+    for request in range(24):
+        random = np.random.default_rng([23, request])
+        for layer in ("first", "second"):
+            experts = random.random((6, 6)).argsort(1)[:, :2]
+            if layer == "first":
+                experts[::2] = -1
+            lines.append({"id": f"r{request}", "layer": layer, "num_experts": 6, "experts": experts.tolist()})
+    table = api.trace_locality(lines_of(tmp_path / "a.parquet", lines), cache=[3]).table
+    every = {"layer": "", "severity": 3.0}
+    rate, loads, shared = (
+        cell(table, name, **every) for name in ("cache_hit_lru", "cache_loads_lru", "shared_cache_hit_lru")
+    )
+    # Three tokens of six have experts in both layers, the others in the second one alone.
+    assert rate["trials"] == shared["trials"] == 24 * (3 * 4 + 3 * 2)
+    assert loads["value"] == pytest.approx((1 - rate["value"]) * rate["trials"] / (24 * 6))
+
+
+def lines_of(path: Path, lines: list[dict[str, object]]) -> Path:
+    log = path.with_suffix(".jsonl")
+    log.write_text("\n".join(map(json.dumps, lines)))
+    return api.import_trace(log, path).path

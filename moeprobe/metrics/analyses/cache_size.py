@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeprobe.metrics.analyses.expert_cache import RULES, SHORT
+from moeprobe.metrics.analyses.expert_cache import RULES, SHORT, rules_of
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.stats.curve import LevelOfCurve
@@ -84,5 +84,5 @@ class CacheSize(ModelAnalysis[HitCurve]):
             CACHE_SIZE.make(rule).raw(
                 LevelOfCurve(mean_sizes, hits[:, :, index], choices.astype(np.float64), LEVEL), choices
             )
-            for index, rule in enumerate(RULES)
+            for index, rule in rules_of(columns)
         ]

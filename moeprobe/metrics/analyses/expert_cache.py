@@ -10,6 +10,7 @@ Axes: B sequences, n sequences of a run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,11 @@ RULES = {
     "lru": "that keeps the experts used last",
     "lfu": "that keeps the experts that the request used most often",
     "static": "that always holds the busiest experts of other requests",
-    "optimal": "that knows the future (Bélády's rule), which no rule exceeds",
+    "optimal": "that knows the future (Bélády's rule), which no rule that evicts exceeds",
 }
 _RANDOM = POLICIES.index("random")
+# A column of recordings without other requests: nobody knows the experts that are busiest there.
+NO_OTHERS = "cache_no_others"
 # What the names of rules are in sentences and figures.
 SHORT = {"lru": "LRU", "lfu": "LFU", "static": "static", "optimal": "optimum"}
 _NAMES = "|".join(RULES)
@@ -153,11 +156,12 @@ class ExpertCache(ModelAnalysis[CacheHits]):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the hit rate of each rule beside both levels, then what is loaded per token."""
         hits, choices = columns["cache_hits"].astype(np.float64), columns["cache_choices"].astype(np.int64)
-        estimators = hit_rates(CACHE_HIT, hits, choices, columns["cache_even"].astype(np.float64))
+        even = columns["cache_even"].astype(np.float64)
+        estimators = hit_rates(CACHE_HIT, hits, choices, even, rules=rules_of(columns))
         if "cache_tokens" not in columns:
             return estimators
         tokens = columns["cache_tokens"]
-        for index, rule in enumerate(RULES):
+        for index, rule in rules_of(columns):
             estimators.append(CACHE_LOADS.make(rule).mean_of(choices - hits[:, index], tokens))
             if "cache_bytes" in columns:
                 estimators.append(CACHE_BYTES.make(rule).mean_of(columns["cache_bytes"][:, index], tokens))
@@ -169,15 +173,22 @@ class ExpertCache(ModelAnalysis[CacheHits]):
         return estimators
 
 
-def hit_rates(family: MetricFamily, hits: Array, choices: Integers, even: Array) -> list[Estimator]:
+def rules_of(columns: Columns) -> list[tuple[int, str]]:
+    """Return the rules with their places in ``POLICIES``: the busiest experts of other requests where there are any."""
+    return [(index, rule) for index, rule in enumerate(RULES) if rule != "static" or NO_OTHERS not in columns]
+
+
+def hit_rates(
+    family: MetricFamily, hits: Array, choices: Integers, even: Array, *, rules: Sequence[tuple[int, str]]
+) -> list[Estimator]:
     """Return the share of choices ``(n,)`` that each rule found, beside random eviction and an even router.
 
-    ``hits`` ``(n, P)``; ``even`` ``(n,)``: what is found of an even router.
+    ``hits`` ``(n, P)``; ``even`` ``(n,)``: what is found of an even router; ``rules`` as of ``rules_of``.
     """
     trials = choices.astype(np.float64)
     levels = {"eviction": Share(hits[:, _RANDOM], trials), "even": Share(even, trials)}
     estimators = []
-    for index, rule in enumerate(RULES):
+    for index, rule in rules:
         metric, hit_share = family.make(rule), Share(hits[:, index], trials)
         estimators.append(metric.raw(hit_share, choices))
         for null in metric.nulls:

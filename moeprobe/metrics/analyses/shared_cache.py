@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeprobe.metrics.analyses.expert_cache import RULES, SHORT, CacheHits, hit_rates
+from moeprobe.metrics.analyses.expert_cache import RULES, SHORT, CacheHits, hit_rates, rules_of
 from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
 
@@ -61,4 +61,5 @@ class SharedCache(ModelAnalysis[CacheHits]):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the hit rate of each rule beside both levels."""
         hits, even = (columns[name].astype(np.float64) for name in ("shared_hits", "shared_even"))
-        return hit_rates(SHARED_HIT, hits, columns["shared_choices"].astype(np.int64), even)
+        choices = columns["shared_choices"].astype(np.int64)
+        return hit_rates(SHARED_HIT, hits, choices, even, rules=rules_of(columns))

@@ -85,6 +85,17 @@ def check_layer(trace: TraceFile, name: str) -> None:
         )
 
 
+def have_same_tokens(trace: TraceFile, layers: Sequence[str]) -> bool:
+    """Whether layers have the same tokens of each input: an encoder's are not those of the decoder behind it."""
+    first, *remaining = layers
+    counts, prefix = trace.num_tokens(first, trace.ids), trace.layers[first].num_prefix_tokens
+    return all(
+        trace.layers[name].num_prefix_tokens == prefix
+        and bool((trace.num_tokens(name, trace.ids) == counts).all())
+        for name in remaining
+    )
+
+
 def tokens_of(block: Block) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """Return the experts ``(B, J, K)`` of the tokens after the prefix, and which are present ``(B, J)``.
 

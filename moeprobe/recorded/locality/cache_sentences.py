@@ -29,14 +29,17 @@ def cache_sentences(table: pd.DataFrame, name: str) -> list[str]:
     def at(metric: str, null: str = "") -> _Row:
         return every[metric, null, size]
 
-    rates = {rule: at(CACHE_HIT.make(rule).name) for rule in ("lru", "lfu", "static", "optimal")}
+    rates = {rule: at(CACHE_HIT.make(rule).name) for rule in ("lru", "lfu", "optimal")}
+    # Nothing is busiest in other requests where there are none.
+    static = every.get((CACHE_HIT.make("static").name, "", size))
+    busiest = "" if static is None else f", the busiest experts of other requests {interval(static)}"
     lru = CACHE_HIT.make("lru").name
     random, even = (at(f"{lru}{CHANCE}", null) for null in ("eviction", "even"))
     sentences = [
         f"{name}: a cache of {int(size):,} experts per layer finds {interval(rates['lru'])} of the choices with LRU "
         f"(random eviction {number(random['value'])}, even router {number(even['value'])}). LFU finds "
-        f"{interval(rates['lfu'])}, the busiest experts of other requests {interval(rates['static'])}, and no rule "
-        f"more than {interval(rates['optimal'])}.{_describe_shared(every, size)}"
+        f"{interval(rates['lfu'])}{busiest}, and no rule that evicts more than {interval(rates['optimal'])}."
+        f"{_describe_shared(every, size)}"
     ]
     sizes = {
         row["metric"]: row for row in rows.to_dict("records") if CACHE_SIZE.find(row["metric"]) is not None

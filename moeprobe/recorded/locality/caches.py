@@ -4,7 +4,7 @@ Axes: B sequences, J tokens, K choices of a token, E experts, L layers, S sizes,
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import TEXT
 from moeprobe.metrics.analyses.cache_size import CacheSize, HitCurve
-from moeprobe.metrics.analyses.expert_cache import CacheHits, ExpertCache
+from moeprobe.metrics.analyses.expert_cache import NO_OTHERS, CacheHits, ExpertCache
 from moeprobe.metrics.analyses.shared_cache import SharedCache
 from moeprobe.metrics.cache_policies import POLICIES, Lookups
 from moeprobe.metrics.stats.statistic import Array, Integers
@@ -133,6 +133,7 @@ class CacheSums:
         folds: of each input.
         cached_ids: inputs for which caches are simulated; the sums of others are 0.
         shared_ids: those of them for which one cache for all layers is simulated, too.
+        adds_layers: whether all layers together have sums, too: layers of one shape, with the same tokens.
     """
 
     def __init__(
@@ -142,9 +143,18 @@ class CacheSums:
         folds: Mapping[str, int],
         cached_ids: frozenset[str],
         shared_ids: frozenset[str],
+        *,
+        adds_layers: bool,
     ) -> None:
         self._settings, self._counts, self._folds = settings, counts, folds
+        self._adds_layers = adds_layers
         self._cached_ids, self._shared_ids = cached_ids, shared_ids
+        self._has_others = all(bool(of_layer.any(1).all()) for of_layer in counts.values())
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other requests say which experts are busy; caches begin empty where none do."""
+        return self._has_others
 
     def of(self, layers: Mapping[str, LayerTokens], ids: Sequence[str]) -> dict[Cell, dict[str, Tensor]]:
         """Return the sums of some sequences; of a batch they are those of its first sequence."""
@@ -155,6 +165,8 @@ class CacheSums:
         sums: dict[Cell, dict[str, Tensor]] = {}
         for cell, columns in self._sums(tokens, [first_ids[row] for row in rows.tolist()]):
             spread = {name: _to_rows(column, rows * batch, len(ids)) for name, column in columns.items()}
+            if not self._has_others:
+                spread[NO_OTHERS] = torch.zeros(len(ids), dtype=torch.int64)
             sums[cell] = sums.get(cell, {}) | spread
         return sums
 
@@ -172,15 +184,19 @@ class CacheSums:
                     cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=kind)
                     # A single layer is all there is to load.
                     yield from caches.of_layer(cell, layer, self._settings if len(tokens) == 1 else None)
-                totals[kind] = caches if kind not in totals else totals[kind].plus(caches)
-        shapes = {(layer.layer.num_experts, layer.layer.top_k) for layer in tokens.values()}
-        if len(shapes) > 1 or len(tokens) < 2:
+                if self._adds_layers:
+                    totals[kind] = caches if kind not in totals else totals[kind].plus(caches)
+        if not self._adds_layers or len(tokens) < 2:
             return
         layer = next(iter(tokens.values())).layer
+        # A token that one layer has no expert for counts where another layer has one.
+        masks = {
+            kind: np.logical_or.reduce([part.masks[kind] for part in tokens.values()]) for kind in totals
+        }
         for kind, caches in totals.items():
             cell = Cell(router=layer.router, top_k=layer.top_k, tokens=kind)
-            yield from caches.of_layer(cell, layer, self._settings)
-        yield from self._hits_of_shared(tokens, ids, layer)
+            yield from replace(caches, tokens=masks[kind].sum(1)).of_layer(cell, layer, self._settings)
+        yield from self._hits_of_shared(tokens, masks, ids, layer)
 
     def _hits(
         self, tokens: Mapping[str, LayerTokens], ids: Sequence[str]
@@ -209,18 +225,20 @@ class CacheSums:
 
     def _heat(self, counts: Integers, ids: Sequence[str]) -> Integers | None:
         """Return the rank of experts ``(B, E)`` in other folds; None where there are no others."""
-        if not counts.any(1).all():
+        if not self._has_others:
             return None
         return heat_of(counts)[[self._folds[name] for name in ids]]
 
     def _hits_of_shared(
-        self, tokens: Mapping[str, LayerTokens], ids: Sequence[str], layer: Layer
+        self, tokens: Mapping[str, LayerTokens], masks: Masks, ids: Sequence[str], layer: Layer
     ) -> Iterator[tuple[Cell, dict[str, Tensor]]]:
-        """Yield the sums of one cache for all layers; 0 of sequences for which it is not simulated."""
+        """Yield the sums of one cache for all layers; 0 of sequences for which it is not simulated.
+
+        ``masks``: by kind of tokens, which of them any layer has an expert for ``(B, J)``; all of them first.
+        """
         rows = np.array([name in self._shared_ids for name in ids], bool)
         number, sizes = len(tokens), self._settings.sizes_of("", layer)
-        first = next(iter(tokens.values()))
-        hits = np.zeros((len(first.masks), len(ids), len(sizes), len(POLICIES)))
+        hits = np.zeros((len(masks), len(ids), len(sizes), len(POLICIES)))
         if rows.any():
             # Experts of all layers have numbers of their own, which 16 bits may not hold.
             experts = np.concatenate([part.experts[rows] for part in tokens.values()], axis=2, dtype=np.int32)
@@ -228,13 +246,15 @@ class CacheSums:
             heat = self._heat(np.concatenate([self._counts[name] for name in tokens], axis=1), ids)
             lookups = Lookups(
                 np.where(experts >= 0, experts + first_of_layer, -1),
-                np.logical_or.reduce([part.present[rows] for part in tokens.values()]),
+                masks[TEXT.token][rows],
                 None if heat is None else heat[rows],
                 number * layer.num_experts,
             )
-            hits[:, rows] = lookups.hits([size * number for size in sizes], first.groups[:, rows])
+            hits[:, rows] = lookups.hits(
+                [size * number for size in sizes], np.stack([*masks.values()])[:, rows]
+            )
         choices = np.sum([part.choices for part in tokens.values()], axis=0)
-        for (kind, mask), hits_of_kind in zip(first.masks.items(), hits, strict=True):
+        for (kind, mask), hits_of_kind in zip(masks.items(), hits, strict=True):
             of_kind = (choices * mask).sum(1) * rows
             for index, size in enumerate(sizes):
                 cell = Cell(router=layer.router, top_k=layer.top_k, severity=float(size), tokens=kind)
@@ -253,8 +273,6 @@ class _Caches:
 
     def plus(self, caches: "_Caches") -> "_Caches":
         """Return the sums of two layers of the same tokens."""
-        if self.sizes != caches.sizes:
-            return self
         return _Caches(self.hits + caches.hits, self.choices + caches.choices, self.tokens, self.sizes)
 
     def of_layer(

@@ -23,7 +23,7 @@ from moeprobe.metrics.token_kinds import PARTS
 from moeprobe.recorded.engine.folds import folds_of
 from moeprobe.recorded.engine.input_sums import InputSums
 from moeprobe.recorded.engine.loads import loads_elsewhere
-from moeprobe.recorded.engine.sequences import RECORDED, SequencesWork, kinds_of
+from moeprobe.recorded.engine.sequences import RECORDED, SequencesWork, have_same_tokens, kinds_of
 from moeprobe.recorded.locality import Locality
 from moeprobe.recorded.locality.caches import CacheSettings, CacheSums, LayerTokens
 from moeprobe.recorded.locality.transfer import expert_size, read_bandwidth
@@ -59,6 +59,7 @@ class Reuse(SequencesWork[Locality]):
         if probe.batch > 1:
             self.units = SampledUnits("batch", _batches_of(self.ids, probe.batch))
         self._samples: tuple[tuple[str, frozenset[str]], ...] = ()
+        self._lacking: list[str] = []
 
     def check(self, files: Sequence[TraceFile]) -> None:
         """Raise ``UserError`` where a trace has no tokens that follow one another, or caches do not fit its layers."""
@@ -83,6 +84,7 @@ class Reuse(SequencesWork[Locality]):
             self.traces, self.layers, self.ids, self._settings, unit_of=unit_of, seed=self.options.seed
         )
         self._samples = (("caches", sums.cached_ids), ("one cache for all layers", sums.shared_ids))
+        self._lacking = sums.without_others
         return sums.sums(progress, self.division), None
 
     def notes(self) -> list[str]:
@@ -93,15 +95,21 @@ class Reuse(SequencesWork[Locality]):
                 f"intervals over single requests: of {len(self.ids):,} requests, {self.probe.batch} that are served at "
                 "once are one sample"
             )
+        if self._lacking:
+            notes.append(
+                f"the busiest experts of other requests, as {' and '.join(self._lacking)} has none: caches begin empty"
+            )
         notes += [
             f"{what} in {len(self.ids) - len(sample_ids):,} of the {len(self.ids):,} requests, as it takes long: "
             "the others were drawn at random"
             for what, sample_ids in self._samples
             if len(sample_ids) < len(self.ids)
         ]
-        layers = [self.traces[0].trace.layers[name] for name in self.layers]
-        if len({(layer.num_experts, layer.top_k) for layer in layers}) > 1:
-            notes.append("caches over all layers, which have different numbers of experts")
+        differing = dict.fromkeys(
+            what for trace_view in self.traces for what in _differing(trace_view.trace, self.layers)
+        )
+        if differing:
+            notes.append(f"caches over all layers, which have different numbers of {' and '.join(differing)}")
         return notes
 
 
@@ -147,8 +155,18 @@ class _SequenceSums(InputSums):
                 folds,
                 self.cached_ids,
                 self.shared_ids,
+                adds_layers=not _differing(trace_view.trace, layers),
             )
             for trace_view in traces
+        ]
+
+    @property
+    def without_others(self) -> list[str]:
+        """The traces in which no other requests say which experts are busy."""
+        return [
+            trace_view.name
+            for trace_view, caches in zip(self.traces, self._caches, strict=True)
+            if not caches.has_others
         ]
 
     def _draw(
@@ -198,6 +216,12 @@ class _SequenceSums(InputSums):
                 sums[cell] = sums.get(cell, {}) | columns
             sums_of_traces.append(sums)
         return sums_of_traces
+
+
+def _differing(trace: TraceFile, layers: Sequence[str]) -> list[str]:
+    """Return what layers have different numbers of, so that their caches are not added up; empty where they are."""
+    shapes = {(trace.layers[name].num_experts, trace.layers[name].top_k) for name in layers}
+    return ["experts"] * (len(shapes) > 1) + ["tokens"] * (not have_same_tokens(trace, layers))
 
 
 def _batches_of(ids: Sequence[str], batch: int) -> dict[str, str]:

@@ -19,7 +19,13 @@ from moeprobe.metrics.stats.statistic import Integers
 from moeprobe.probes.router_prefetch import sizes_of
 from moeprobe.recorded.engine.folds import NUM_FOLDS, folds_of
 from moeprobe.recorded.engine.input_sums import InputSums
-from moeprobe.recorded.engine.sequences import RECORDED, SequencesWork, kinds_of, tokens_of
+from moeprobe.recorded.engine.sequences import (
+    RECORDED,
+    SequencesWork,
+    have_same_tokens,
+    kinds_of,
+    tokens_of,
+)
 from moeprobe.recorded.trace_prefetch import TracePrefetch
 from moeprobe.recorded.trace_prefetch.frequencies import (
     Frequencies,
@@ -219,14 +225,12 @@ def _layer_before(trace: TraceFile, name: str) -> str | None:
     if name == names[0]:
         return None
     before = names[names.index(name) - 1]
-    layer, successor = trace.layers[before], trace.layers[name]
+    layer = trace.layers[before]
     is_alike = (
         layer.grid_rows is None
         and not layer.experts_choose
         and layer.top_k > 0
-        and layer.num_prefix_tokens == successor.num_prefix_tokens
-        # An encoder's tokens are not those of the decoder behind it.
-        and bool((trace.num_tokens(before, trace.ids) == trace.num_tokens(name, trace.ids)).all())
+        and have_same_tokens(trace, (before, name))
     )
     return before if is_alike else None
 

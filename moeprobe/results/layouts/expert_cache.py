@@ -58,7 +58,9 @@ def expert_cache_table(table: pd.DataFrame) -> Table | None:
         if any((name, metric, null, size) in by_line for size in sizes)
     ]
     headings = ["checkpoint", "cache", *(f"{int(size):,} per layer" for size in sizes)]
-    note = "static: the busiest experts of other requests; optimum: Bélády's rule, which knows the future."
+    note = "optimum: Bélády's rule, which knows the future."
+    if (rows["metric"] == CACHE_HIT.make("static").name).any():
+        note = f"static: the busiest experts of other requests; {note}"
     return Table(
         "Share of the chosen experts that a cache finds, over all MoE layers",
         headings,
