@@ -39,7 +39,7 @@ def sentences(verdicts: pd.DataFrame, table: pd.DataFrame | None, *, extra: str 
     """
     if verdicts.empty:
         return []
-    modality = modality_of(verdicts["tokens"])
+    modality = modality_of(verdicts["tokens"]) if table is None else modality_of_table(table)
     zero = {} if table is None else _zeros(read_first(table, extra), extra)
     rows = read_first(verdicts, extra)[[*FAMILY, "sentence"]].values
     lines = [f"{title((m, n, t), modality)}: {text}" for m, n, t, text in rows if (m, n, t) not in zero]

@@ -405,6 +405,8 @@ def test_the_reference_stands_first_and_what_the_numbers_rest_on_is_a_line_each(
     about = {"request": {"probe": probe, "margin": 0.02}, "checkpoints": {"a": {}, "b": {}}}
     said = comparison_footing(Comparison(table, table[:0], table[:0], Sidecar(about))).splitlines()
     assert len(said) > 4 and max(map(len, said)) < 200
+    of_one = Comparison(table.assign(images=1, unit="patient"), table[:0], table[:0], Sidecar(about))
+    assert comparison_footing(of_one).startswith("1 patient of digits test; ")
 
 
 def test_the_forest_shows_every_difference_with_its_simultaneous_interval() -> None:

@@ -218,6 +218,7 @@ def test_what_is_0_everywhere_is_one_sentence(tmp_path: Path) -> None:
     )
     (run,) = read_runs([run_of(table, tmp_path)])
     assert findings([run])[0].sentences[-2] == zero
+    assert "(360 patients): " in judged_tables.sentences(families(table), table.assign(unit="patient"))[-1]
     nothing = table[table["metric"].str.startswith("batch")]
     assert not judged_tables.tables(nothing) and len(judged_tables.sentences(families(nothing), nothing)) == 1
 

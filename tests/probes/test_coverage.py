@@ -11,11 +11,13 @@ import torch
 from PIL import Image
 
 from moeprobe import api
+from moeprobe.cli.front.screen import footing
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.joined import Joined
 from moeprobe.probes.coverage import Coverage
 from moeprobe.probes.coverage.measure import tokens_of_experts
+from moeprobe.probes.coverage.sentences import sentences
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run import prepare
 from moeprobe.results.layouts.expert_coverage import coverage_table
@@ -90,7 +92,8 @@ def test_a_recording_of_the_model_needs_as_many(tmp_path: Path) -> None:
     recorded = api.trace_coverage(files, need=8).table
     recorded = recorded[recorded["layer"] == ""].reset_index(drop=True)
     own = result.table[result.table["layer"] == ""].reset_index(drop=True)
-    compared = ["metric", "severity", "images", "trials", "value", "ci_low", "ci_high"]
+    # Recordings of images are of images, and not of texts.
+    compared = ["metric", "severity", "tokens", "images", "trials", "value", "ci_low", "ci_high"]
     assert len(own) and own[compared].equals(recorded[compared])
 
 
@@ -105,6 +108,19 @@ def test_what_exceeds_the_capacity_reaches_no_expert() -> None:
     assert int(before.uses[0].sum()) == patches * layer.top_k
     assert int(counted.uses[0].sum()) == patches * (layer.top_k - 1)
     assert torch.equal(counted.uses[1], before.uses[1])
+
+
+def test_a_recording_knows_what_exceeds_the_capacity(tmp_path: Path) -> None:
+    models = [checkpoint(trained_capacity=True, eval_capacity_factor=0.5)]
+    settings: dict[str, Any] = {"data": "digits", "limit": 5, "trained_capacity": True}
+    own = api.coverage(models, need=8, figures=False, **settings).table
+    recording = api.record(models, out=tmp_path / "traces", **settings)
+    brought = [
+        table.loc[table["metric"] == "expert_tokens", "value"].to_list()
+        for table in (own, api.trace_coverage(recording.files, need=8).table)
+    ]
+    assert sum(brought[0]) < 2 * 2 * 16, "some have no room"
+    assert brought[0] == pytest.approx(brought[1])
 
 
 def test_of_two_data_sets_the_one_with_more_of_a_rare_expert_covers_more(tmp_path: Path) -> None:
@@ -183,6 +199,8 @@ def test_units_are_added_as_a_whole(tmp_path: Path) -> None:
     assert whole(result, "inputs_needed") <= 3 < whole(api.coverage(checkpoint(), **asked), "inputs_needed")
     said = coverage_table(result.table)
     assert said is not None and "random orders of the patients" in said.note
+    assert footing(result).startswith("3 patients of digits test")
+    assert f"of its {IMAGES} images with" in sentences(result.table)[0]
 
 
 @pytest.mark.slow

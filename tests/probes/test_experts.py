@@ -367,6 +367,11 @@ def test_bounds_hold_for_all_experts_at_once() -> None:
     )
     assert f"{unjudged} of 8 experts are not judged, since few images carry" in said[1]
     assert f"by more than {loss:g} nats. By a rough estimate" in said[1]
+    # A share of images stays one where intervals count patients.
+    of_patients = " ".join(sentences(table.assign(unit="patient")))
+    assert (
+        f"% of the images by more than {loss:g} nats" in of_patients and "few patients carry" in of_patients
+    )
 
 
 def banded(ends: list[float], loss: float | None = None) -> pd.DataFrame:

@@ -184,6 +184,9 @@ def test_inputs_of_one_unit_are_no_other_inputs(largest: int) -> None:
         return numbers[key].point
 
     assert busiest(unit_of) == 0 < busiest(None)
+    # Where there is one unit, nothing is busiest in others.
+    with pytest.raises(ValueError, match="not enough values"):
+        busiest(dict.fromkeys(names, "video"))
 
 
 CASES = (("prefetch_router", ""), ("prefetch_router_chance", "busiest"), ("prefetch_router_kappa", "busiest"))

@@ -144,6 +144,12 @@ def test_planted_routers_are_told_apart(kind: str, top_k: int) -> None:
 
 
 @pytest.mark.usefixtures("all_of_class_0")
+def test_few_images_do_not_say_that_nothing_is_separated() -> None:
+    _, line = sentences(api.regret(planted("right"), data="digits", limit=3).table)
+    assert "without an interval, nothing says whether the router's choice is better than a random one" in line
+
+
+@pytest.mark.usefixtures("all_of_class_0")
 def test_a_comparison_is_paired_and_judged() -> None:
     result = api.regret([planted("random"), planted("right")], data="digits", limit=60)
     assert result.comparison is not None

@@ -314,7 +314,7 @@ def comparison_footing(comparison: "Comparison") -> str:
     modality = modality_of_table(table)
     units = modality.units
     parts = [
-        f"{images} {units if high != 1 else modality.name} of {probed.data} {probed.split}".rstrip(),
+        f"{modality.format_count(images)} of {probed.data} {probed.split}".rstrip(),
         f"view {probed.view_name}",
         f"seed {probed.seed}",
         f"{len(table):,} differences of {table['metric'].nunique()} metrics in all",

@@ -95,6 +95,11 @@ class RouterAhead(ModelAnalysis[AheadHits]):
         busiest = BusiestElsewhere(uses, loaded, unit)
         return [
             PREFETCH_ROUTER.raw(recall, choices),
-            *PREFETCH_ROUTER.chance_and_kappa("busiest", busiest, recall, choices),
+            # A single input, or unit, has no others.
+            *(
+                PREFETCH_ROUTER.chance_and_kappa("busiest", busiest, recall, choices)
+                if busiest.has_others
+                else ()
+            ),
             *PREFETCH_ROUTER.chance_and_kappa("even", Share(even, trials), recall, choices),
         ]

@@ -42,6 +42,11 @@ class BusiestElsewhere:
     number: int
     unit: Integers | None = None
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there are inputs in other folds, whose busiest experts are looked for."""
+        return len(np.unique(self._fold)) > 1
+
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
         at_once = max(LOADS_AT_ONCE // max(self.uses[0].size, 1), 1) if len(self.uses) else 1

@@ -31,7 +31,7 @@ def _of_source(rows: pd.DataFrame, name: str, modality: Modality) -> str:
     num_below = int(totals[coverage.BELOW.name]["value"])
     of_even = f"(an even router needs {int(even['value']):,})"
     subset = (
-        f"{int(of_subset['value']):,} of its {modality.format_count(int(of_subset['images']))} with "
+        f"{int(of_subset['value']):,} of its {modality.format_count(int(of_subset['trials']))} with "
         f"{int(totals[coverage.SUBSET_TOKENS.name]['value']):,} {modality.tokens}"
     )
     if not num_below:
@@ -43,6 +43,9 @@ def _of_source(rows: pd.DataFrame, name: str, modality: Modality) -> str:
     curve = rows[rows["metric"] == coverage.COVERED.name]
     last = curve.loc[curve["severity"].idxmax()]
     experts = "1 expert has" if num_below == 1 else f"{num_below:,} experts have"
+    if last["value"] == 0:
+        # No input is enough for an expert, so there is no subset.
+        return f"{name}: all {experts} too few {modality.tokens} in all {int(last['severity']):,} {of_even}."
     return (
         f"{name}: {experts} too few {modality.tokens} in all {int(last['severity']):,} {of_even}; "
         f"{number(last['value'])} of the experts have enough, for which {subset} are enough, too."

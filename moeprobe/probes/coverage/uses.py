@@ -172,10 +172,10 @@ def lines_of(
         metric: Metric,
         values: tuple[float, float, float] | float,
         tokens: float = float("nan"),
-        images: int = len(units.names),
+        trials: int = total,
     ) -> dict[str, Any]:
         point, low, high = values if isinstance(values, tuple) else (values, np.nan, np.nan)
-        number = Replicates(point, np.empty(0), images=images, trials=total)
+        number = Replicates(point, np.empty(0), images=len(units.names), trials=trials)
         row = summaries.row(
             info, checkpoint, replace(uses.cell, severity=tokens), NumberName(metric.name, ""), number
         )
@@ -198,9 +198,8 @@ def lines_of(
     yield line(coverage.TOKENS_NEEDED_EVEN, (median, low, high))
     yield line(coverage.BELOW, float(num_below))
     # The subset is of inputs, whatever the units are.
-    inputs = len(uses.names)
-    yield line(coverage.SUBSET_TOKENS, float(uses.tokens[list(subset)].sum()), images=inputs)
-    yield line(coverage.SUBSET_INPUTS, float(len(subset)), images=inputs)
+    yield line(coverage.SUBSET_TOKENS, float(uses.tokens[list(subset)].sum()))
+    yield line(coverage.SUBSET_INPUTS, float(len(subset)), trials=len(uses.names))
 
 
 def check_chooses(

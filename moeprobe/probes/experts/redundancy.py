@@ -291,7 +291,8 @@ def _not_judged(band: pd.DataFrame, table: pd.DataFrame, noun: str) -> str:
     rows = band[band["flag"] == FEW_CARRIERS] if "flag" in band else band[:0]
     if rows.empty:
         return ""
-    units = modality_of_table(table, data=rows["dataset"].iloc[0]).units
+    modality = modality_of_table(table, data=rows["dataset"].iloc[0])
+    units = modality.units
     needed = [inputs_needed(int(row.images), int(row.carriers)) for row in rows.itertuples()]
     of_these = table[table["metric"] == PRICE_BEYOND.name].merge(
         rows[["checkpoint", "layer", "expert"]], on=["checkpoint", "layer", "expert"]
@@ -301,7 +302,7 @@ def _not_judged(band: pd.DataFrame, table: pd.DataFrame, noun: str) -> str:
     return (
         f"{len(rows)} of {len(band)} {noun} are not judged, since few {units} carry the price of their ban "
         f"({_span(rows['carriers'].astype(int))} of {int(rows['images'].max()):,}; 10 make an interval). "
-        f"Their bans change {_span(shares.round(1))} % of the {units} by more than {limit:g} nats. "
+        f"Their bans change {_span(shares.round(1))} % of the {modality.plural} by more than {limit:g} nats. "
         f"By a rough estimate, {_span(map(_round_to_two_digits, needed))} {units} would be enough."
     )
 

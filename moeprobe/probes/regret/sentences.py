@@ -57,6 +57,8 @@ def _of_tokens(table: pd.DataFrame) -> str:
 def _words(kappas: pd.DataFrame) -> str:
     """Return in how many layers the choice is better or worse than a random one, for all layers at once."""
     together = widen_intervals(kappas)
+    if together["ci_low"].isna().all():
+        return "without an interval, nothing says whether the router's choice is better than a random one"
     counts = {
         "better than a random one": int((together["ci_low"] > 0).sum()),
         "worse than a random one": int((together["ci_high"] < 0).sum()),

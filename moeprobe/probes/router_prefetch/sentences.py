@@ -32,18 +32,26 @@ def place_of(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return table[table["layer"] == last], f" in {last}" if table["layer"].nunique() > 1 else ""
 
 
+def loaded_words(size: float) -> str:
+    """Return how many experts are loaded, in words."""
+    return "1 expert" if size == 1 else f"{int(size):,} experts"
+
+
 def _of_model(table: pd.DataFrame, name: str) -> list[str]:
     rows, in_layer = place_of(table)
     size = min(rows["severity"])
     every = {(row["metric"], row["null"]): row for row in rows[rows["severity"] == size].to_dict("records")}
     recall = every[PREFETCH_ROUTER.name, ""]
+    words = {"busiest": "busiest experts of other inputs", "even": "even router"}
     levels = [
-        number(every[f"{PREFETCH_ROUTER.name}{CHANCE}", null]["value"]) for null in PREFETCH_ROUTER.nulls
+        f"{words[null]} {number(every[metric, null]['value'])}"
+        for metric in (f"{PREFETCH_ROUTER.name}{CHANCE}",)
+        for null in PREFETCH_ROUTER.nulls
+        if (metric, null) in every
     ]
     sentence = (
-        f"{name}: with {int(size):,} experts per layer loaded ahead{in_layer}, the next router finds "
-        f"{interval(recall)} of the choices a layer earlier (busiest experts of other inputs {levels[0]}, "
-        f"even router {levels[1]})."
+        f"{name}: with {loaded_words(size)} per layer loaded ahead{in_layer}, the next router finds "
+        f"{interval(recall)} of the choices a layer earlier ({', '.join(levels)})."
     )
     keep = (table["metric"] == f"{PREFETCH_ROUTER.name}{KAPPA}") & (table["null"] == "busiest")
     kappas = table[keep & (table["severity"] == size) & (table["layer"] != "") & table["value"].notna()]

@@ -65,9 +65,11 @@ def sentences(table: pd.DataFrame) -> list[str]:
     names = list(dict.fromkeys(rows.loc[rows["against"] == FIRST, "name"]))
     together = layers.sentence(table)
     selection = Extreme.of(end, lowest=True)
+    num_layers = end["layer"].nunique()
+    superlative, of_layers = ("most ", f", of {num_layers} layers") if num_layers > 1 else ("", "")
     sentence = (
-        f"From the first checkpoint to {names[-1]} the routing moved most in {selection.row['layer']}: "
-        f"κ {interval(selection.row)}, of {end['layer'].nunique()} layers.{_separation(selection)}"
+        f"From the first checkpoint to {names[-1]} the routing moved {superlative}in {selection.row['layer']}: "
+        f"κ {interval(selection.row)}{of_layers}.{_separation(selection)}"
     )
     differing = by_step(table[(table["metric"] == PAIRS_DIFFER.name) & table["tokens"].isin(ORDINARY)])
     differing = differing[(differing["against"] == FIRST) & differing["value"].notna()]

@@ -92,6 +92,8 @@ def sentences(table: pd.DataFrame) -> list[str]:
         return []
     row, layers = test
     rates = table[table["metric"] == COURSE_RATE.name]
+    if rates.empty:
+        return ["In every request each expert has the same share of the load, so nothing changes with time."]
     where = f"{len(rates):,} experts of {f'{layers} layers' if layers > 1 else row['layer']}"
     p = f"p = {number(row['value'])}"
     if not is_shown(table):

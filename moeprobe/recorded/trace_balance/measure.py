@@ -93,7 +93,7 @@ class LoadOverTime(DividedWork[TraceBalance]):
         experts = {layer: trace.layers[layer].num_experts for layer in self.layers}
         for name in self.layers:
             layer = trace.layers[name]
-            if layer.experts_choose or layer.top_k == 0 or layer.num_experts < 2:
+            if layer.experts_choose or not 0 < layer.top_k < layer.num_experts:
                 raise UserError(
                     f"In {name} of {trace.path} tokens do not choose among experts, so none is hotter than another; "
                     f"leave the layer out with {option('layers')}."

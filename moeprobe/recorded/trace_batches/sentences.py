@@ -66,7 +66,9 @@ def _asleep(table: pd.DataFrame, name: str) -> list[str]:
         "a request leaves {} experts asleep",
         lambda layer: f"Independent tokens would leave {interval(independent.loc[layer])}.",
     )
-    return [f"{name}: {ends} Other requests use the experts that are asleep."]
+    # Where none is asleep, or there are no other requests, nobody uses them.
+    closing = " Other requests use the experts that are asleep." if rows["value"].max() > 0 else ""
+    return [f"{name}: {ends}{closing}"]
 
 
 def _describe_ends(rows: pd.DataFrame, subject: str, levels: Callable[[str], str]) -> str:

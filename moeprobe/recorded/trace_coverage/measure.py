@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 
 from moeprobe.declarations.options import Options
-from moeprobe.errors import FinishedError
-from moeprobe.inputs.modality import REQUEST, TEXT
+from moeprobe.errors import FinishedError, UserError, option
+from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.expert_coverage import ExpertCoverage, ExpertTokens
 from moeprobe.probes.coverage.collect import Counts
@@ -25,7 +25,7 @@ from moeprobe.probes.coverage.uses import (
     write_subsets,
 )
 from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.recorded.engine.sequences import RECORDED, tokens_of
+from moeprobe.recorded.engine.sequences import RECORDED, have_same_tokens, tokens_of
 from moeprobe.recorded.engine.work import RecordingWork
 from moeprobe.recorded.trace_coverage import TraceCoverage
 from moeprobe.recordings.pairs import check_tokens, clusters_of, common_layers, name_all
@@ -55,6 +55,11 @@ class Accumulation(RecordingWork[TraceCoverage]):
         self.layers = common_layers(self.traces, options.layers)
         for trace in self.traces:
             check_tokens(trace, purpose="that experts could get")
+            if not have_same_tokens(trace, self.layers):
+                raise UserError(
+                    f"The layers of {trace.path} have different numbers of tokens for one input, as an encoder and a "
+                    f"decoder have; choose some with the same number by {option('layers')}."
+                )
             for name in self.layers:
                 layer = trace.layers[name]
                 check_chooses(
@@ -93,8 +98,8 @@ class Accumulation(RecordingWork[TraceCoverage]):
         # Recordings are compared with as many tokens each: with all of the shortest one.
         least = min(of_one.num_tokens for of_one in uses.values())
         tables, stores = [], []
-        for name, of_one in uses.items():
-            sums = self._sums(name, of_one)
+        for (name, of_one), trace in zip(uses.items(), self.traces, strict=True):
+            sums = self._sums(name, trace, of_one)
             table, _ = summarize(sums, analyses=make_analyses(self.probe.analyses), run_info=info)
             rows = list(
                 lines_of(of_one, subsets[name], need=self.probe.need, least=least, checkpoint=name, info=info)
@@ -145,29 +150,34 @@ class Accumulation(RecordingWork[TraceCoverage]):
         row_of = {name: index for index, name in enumerate(names)}
         row_of_id = np.array([row_of[clusters.get(name, name)] for name in trace.ids])
         tokens, num_tokens = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-        of_layers = [trace.num_tokens(name, trace.ids) for name in self.layers]
-        np.add.at(num_tokens, row_of_id, np.max(of_layers, axis=0))
+        of_layers = trace.num_tokens(self.layers[0], trace.ids)
+        np.add.at(num_tokens, row_of_id, of_layers)
         widths = {name: trace.layers[name].num_experts for name in self.layers}
         counts, layers = no_counts(num_tokens, widths), slices_of(widths)
-        longest = {name: int(trace.num_tokens(name, trace.ids).max(initial=1)) for name in self.layers}
-        widest = max(number * trace.layers[name].top_k for name, number in longest.items())
-        size = max(min(_CHOICES // max(widest, 1), trace.fitting(max(longest.values()))), 1)
+        longest = int(of_layers.max(initial=1))
+        widest = longest * max(trace.layers[name].top_k for name in self.layers)
+        size = max(min(_CHOICES // max(widest, 1), trace.fitting(longest)), 1)
         for start in range(0, len(trace.ids), size):
             part = trace.ids[start : start + size]
             # Several choices of one request are in one row.
             rows, row = np.unique(row_of_id[start : start + size], return_inverse=True)
+            has_expert = []
             for name, width in widths.items():
-                experts, present = tokens_of(trace.read(name, part))
-                codes = (row[:, None, None] * width + experts)[present[..., None] & (experts >= 0)]
+                block = trace.read(name, part)
+                experts, present = tokens_of(block)
+                # What an expert has no capacity for does not reach it.
+                reaches = block.processed[:, block.layer.num_prefix_tokens :] & (experts >= 0)
+                codes = (row[:, None, None] * width + experts)[present[..., None] & reaches]
                 of_part = np.bincount(codes, minlength=len(rows) * width).reshape(-1, width)
                 counts[rows, layers[name]] += of_part.astype(counts.dtype)
-            # Layers have the same tokens.
-            np.add.at(tokens, rows[row], present.sum(1))
+                has_expert.append(present)
+            # A token that one layer has no expert for counts where another layer has one.
+            np.add.at(tokens, rows[row], np.logical_or.reduce(has_expert).sum(1))
             progress.advance(len(part))
         top_ks = {name: trace.layers[name].top_k for name in self.layers}
-        return Uses(names, tokens, counts, layers, self._cell(self.layers[0], name=""), top_ks)
+        return Uses(names, tokens, counts, layers, _cell(trace, self.layers[0], name=""), top_ks)
 
-    def _sums(self, name: str, uses: Uses) -> SumsStore:
+    def _sums(self, name: str, trace: TraceFile, uses: Uses) -> SumsStore:
         """Return the sums per request of a recording."""
         label = {"label": np.full(len(uses.names), -1)}
         tokens = torch.from_numpy(uses.tokens)
@@ -176,13 +186,15 @@ class Accumulation(RecordingWork[TraceCoverage]):
             accumulator = Accumulator()
             sums = ExpertCoverage().sums(ExpertTokens(tokens, torch.from_numpy(counts.astype(np.int64))))
             columns = {column: values.numpy() for column, values in sums.items()}
-            accumulator.add(self._cell(layer, name=layer), uses.names, label | columns)
+            accumulator.add(_cell(trace, layer, name=layer), uses.names, label | columns)
             return of_table(image_table(accumulator, checkpoint=name))
 
         parts = (of_layer(layer, counts) for layer, counts in uses.by_layer)
         return concat_parts(parts, in_files=uses.counts.size > _CHOICES)
 
-    def _cell(self, layer: str, *, name: str) -> Cell:
-        """Return a cell that is called by a layer, or by none, and has the router of this one."""
-        info = self.traces[0].layers[layer]
-        return Cell(name, info.router, info.top_k, RECORDED, tokens=TEXT.token)
+
+def _cell(trace: TraceFile, layer: str, *, name: str) -> Cell:
+    """Return a cell that is called by a layer, or by none, and has the router of this one."""
+    info = trace.layers[layer]
+    tokens = TEXT.token if info.grid_rows is None else IMAGE.token
+    return Cell(name, info.router, info.top_k, RECORDED, tokens=tokens)

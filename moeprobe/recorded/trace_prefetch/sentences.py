@@ -9,7 +9,7 @@ from moeprobe.inputs.modality import ORDINARY
 from moeprobe.judging.selection import ends_of
 from moeprobe.metrics.analyses.prefetch import PREDICTORS, PREFETCH
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.probes.router_prefetch.sentences import place_of
+from moeprobe.probes.router_prefetch.sentences import loaded_words, place_of
 from moeprobe.results.numbers import interval, number
 
 _KNOWN = {"layer": "the layer before", "token": "the previous token", "both": "both"}
@@ -42,7 +42,7 @@ def _of_recording(table: pd.DataFrame, name: str) -> list[str]:
     if not parts or len(values) < len(levels):
         return []
     return [
-        f"{name}: with {int(size):,} experts per layer loaded ahead{in_layer}, the share of the choices found is "
+        f"{name}: with {loaded_words(size)} per layer loaded ahead{in_layer}, the share of the choices found is "
         f"{', '.join(parts)} (busiest experts of other requests {values[0]}, even router {values[1]})."
         f"{'' if in_layer else _without_layer_before(table)}",
         *_ends(table, name, size),
