@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from moeprobe import api
+from moeprobe.cli.front.screen import footing
 from moeprobe.errors import UserError
 from moeprobe.probes.coverage.sentences import sentences as coverage_sentences
 from moeprobe.recorded.drift.sentences import sentences as drift_sentences
 from moeprobe.recorded.trace_balance.sentences import sentences as balance_sentences
 from moeprobe.recorded.trace_batches.sentences import sentences as batches_sentences
 from moeprobe.recorded.trace_prefetch.sentences import sentences as prefetch_sentences
+from tests.routing.routings import checkpoint
 
 # Intervals are asserted.
 pytestmark = pytest.mark.resamples
@@ -92,6 +94,15 @@ def test_where_tokens_choose_all_experts_none_is_hot(tmp_path: Path) -> None:
     path = recorded(tmp_path / "a.parquet", choices, experts=3)
     with pytest.raises(UserError, match="none is hotter than another"):
         api.trace_balance(path)
+
+
+def test_recorded_images_are_called_images(tmp_path: Path) -> None:
+    asked: Any = {"data": "digits", "limit": 24}
+    [path] = api.record(checkpoint(), out=tmp_path, **asked).files
+    result = api.trace_balance(path, ranks=2, figures=False)
+    assert set(result.table["tokens"]) == {"patch"}
+    assert footing(result).startswith("24 images of digits test; ")
+    assert balance_sentences(result.table)
 
 
 def test_one_layer_has_not_moved_most_of_one_layers(tmp_path: Path) -> None:

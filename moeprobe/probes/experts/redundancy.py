@@ -299,8 +299,9 @@ def _not_judged(band: pd.DataFrame, table: pd.DataFrame, noun: str) -> str:
     )
     shares = 100 * of_these["value"].astype(float)
     limit = float(of_these["severity"].iloc[0])
+    verb = "is" if len(rows) == 1 else "are"
     return (
-        f"{len(rows)} of {len(band)} {noun} are not judged, since few {units} carry the price of their ban "
+        f"{len(rows)} of {len(band)} {noun} {verb} not judged, since few {units} carry the price of their ban "
         f"({_span(rows['carriers'].astype(int))} of {int(rows['images'].max()):,}; 10 make an interval). "
         f"Their bans change {_span(shares.round(1))} % of the {modality.plural} by more than {limit:g} nats. "
         f"By a rough estimate, {_span(map(_round_to_two_digits, needed))} {units} would be enough."

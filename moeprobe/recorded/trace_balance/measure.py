@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moeprobe.declarations.options import Options
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import REQUEST
+from moeprobe.inputs.modality import IMAGE, REQUEST
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.hot_experts import HotExperts, WindowLoads
 from moeprobe.metrics.analyses.input_experts import InputExperts, InputUses
@@ -422,6 +422,9 @@ class LoadOverTime(DividedWork[TraceBalance]):
     def _cell_of(self, layer: str, view: str, tokens: str, severity: float = np.nan) -> Cell:
         """Return what sums of some tokens of a layer, or of all layers (""), are about."""
         info = self.trace.layers.get(layer)
+        # Tables would call the images of a recording texts, by their tokens.
+        if tokens == REQUEST.token and all(part.grid_rows for part in self.trace.layers.values()):
+            tokens = IMAGE.token
         return Cell(
             layer=layer,
             router="" if info is None else info.router,
