@@ -10,6 +10,7 @@ FLAGS = {
     "not_measurable": "the interval of the number of dead experts spans more than half of the experts, so these images "
     "do not say the number; or a curve stays below the level that is looked for",
     "unreached": "fewer than half of the tokens change up to the largest σ of the run, so there is no median",
+    "at_smallest": "the smallest simulated cache already finds 90 % of the choices, so the size is at most its own",
     "few_images": "fewer than 20 images, so there is no interval",
     "few_carriers": "a mean of losses of which fewer than 10 images carry half (column carriers), so there is no "
     "interval",

@@ -366,6 +366,13 @@ def test_lines_of_caches_that_find_the_same_are_both_seen(trace: Path) -> None:
         assert changed > 200, f"{label} lies under the other line"
 
 
+def test_a_cache_that_is_large_enough_at_its_smallest_bounds_the_size(trace: Path) -> None:
+    table = api.trace_locality(trace, cache=[19], layers=["layers.0"]).table
+    lru, hit = cell(table, "cache_size_90_lru"), cell(table, "cache_hit_lru", severity=19.0)
+    assert hit["value"] > 0.9 and np.isnan(lru["value"]) and lru["flag"] == "at_smallest"
+    assert "LRU finds 90 % of the choices with at most 19 experts per layer" in " ".join(sentences(table))
+
+
 def test_of_a_single_request_there_is_no_chance_between_requests(tmp_path: Path) -> None:
     table = api.trace_locality(served(tmp_path / "one.parquet", planted, requests=1)).table
     assert cell(table, "next_token_reuse", tokens="prompt")["value"] == pytest.approx(0.8)

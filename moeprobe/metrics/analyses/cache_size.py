@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEVEL = 0.9
+# The flag where the smallest cache is large enough.
+AT_SMALLEST = "at_smallest"
 
 
 def _size(rule: str) -> Metric:
     return Metric(
         f"cache_size_90_{rule}",
         about=f"places per layer with which a cache {RULES[rule]} finds {100 * LEVEL:g} % of the chosen experts; on "
-        "straight lines between the measured sizes",
+        "straight lines between the simulated sizes, and empty where the smallest of them finds as many",
         label=f"places that find {100 * LEVEL:g} %, {SHORT[rule]}",
         noun=f"places per layer that find {100 * LEVEL:g} % of the choices ({SHORT[rule]})",
         unit="count",
@@ -82,7 +84,15 @@ class CacheSize(ModelAnalysis[HitCurve]):
         hits = columns["curve_hits"].astype(np.float64).reshape(len(choices), len(mean_sizes), -1)
         return [
             CACHE_SIZE.make(rule).raw(
-                LevelOfCurve(mean_sizes, hits[:, :, index], choices.astype(np.float64), LEVEL), choices
+                LevelOfCurve(
+                    mean_sizes,
+                    hits[:, :, index],
+                    choices.astype(np.float64),
+                    LEVEL,
+                    is_bounded=True,
+                    undefined=AT_SMALLEST,
+                ),
+                choices,
             )
             for index, rule in rules_of(columns)
         ]

@@ -4,7 +4,6 @@ Axes: n images, R resamples, G points of the curve.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +15,8 @@ from moeprobe.metrics.stats.statistic import Array, Totals, divide
 class LevelOfCurve:
     """The place at which a curve of shares reaches a level, on straight lines between its points.
 
-    The curve begins with 0 at place 0. Where it stays below the level there is no place.
+    The curve begins with 0 at place 0. Where it stays below the level there is no place. With ``is_bounded``, nothing
+    is known of places before the first point, so there is none where that one is at the level already.
 
     A cache of 2 places finds 1 of 4 choices, one of 4 places 3 of 4. Half is found with 3:
 
@@ -31,16 +31,19 @@ class LevelOfCurve:
         hits: ``(n, G)`` of each image at each place.
         trials: ``(n,)``.
         level: the share that is looked for.
+        is_bounded: whether the first point is the first place.
+        undefined: the flag where there is no place.
     """
 
     positions: Array
     hits: Array
     trials: Array
     level: float
-    undefined: ClassVar[str] = NOT_MEASURABLE
+    is_bounded: bool = False
+    undefined: str = NOT_MEASURABLE
 
     def evaluate(self, weights: Array) -> Array:
-        """Return the place under each set of weights; NaN where the level is not reached."""
+        """Return the place under each set of weights; NaN where there is none."""
         return self._read(divide(self.hits.T @ weights, self.trials @ weights))
 
     def totals(self) -> Totals:
@@ -57,7 +60,7 @@ class LevelOfCurve:
         hits, trials = self.totals() if totals is None else totals
         curve = divide(hits, trials)
         above = np.flatnonzero(curve >= self.level)
-        if not len(above):
+        if not len(above) or (self.is_bounded and above[0] == 0):
             return np.full(len(self.trials), np.nan)
         end = int(above[0])
         share_influence = divide(self.hits - curve * self.trials[:, None], trials)
@@ -79,4 +82,5 @@ class LevelOfCurve:
         low, high = shares[before, column], shares[end, column]
         part = divide(self.level - low, high - low)
         position: Array = positions[before] + part * (positions[end] - positions[before])
-        return np.where(reached.any(0), position, np.nan)
+        has_place = reached.any(0) & ~(self.is_bounded & (end <= 1))
+        return np.where(has_place, position, np.nan)

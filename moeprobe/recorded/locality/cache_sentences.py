@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.metrics.analyses.cache_size import CACHE_SIZE, LEVEL
+from moeprobe.metrics.analyses.cache_size import AT_SMALLEST, CACHE_SIZE, LEVEL
 from moeprobe.metrics.analyses.expert_cache import CACHE_BYTES, CACHE_HIT, CACHE_LOADS, CACHE_SPEED
 from moeprobe.metrics.analyses.shared_cache import SHARED_HIT
 from moeprobe.metrics.declaration import CHANCE
@@ -44,14 +44,24 @@ def cache_sentences(table: pd.DataFrame, name: str) -> list[str]:
     sizes = {
         row["metric"]: row for row in rows.to_dict("records") if CACHE_SIZE.find(row["metric"]) is not None
     }
-    needed = [sizes.get(CACHE_SIZE.make(rule).name) for rule in ("lru", "optimal")]
-    if all(row is not None and row["value"] == row["value"] for row in needed):
-        lru_size, best = (interval(row) for row in needed if row is not None)
+    lru_size, best = (
+        _describe_size(sizes.get(CACHE_SIZE.make(rule).name), size) for rule in ("lru", "optimal")
+    )
+    if lru_size and best:
         sentences.append(
             f"{name}: LRU finds {100 * LEVEL:g} % of the choices with {lru_size} experts per layer, the optimum with "
             f"{best}."
         )
     return [*sentences, *_describe_loads(every, size, name)]
+
+
+def _describe_size(row: _Row | None, smallest: float) -> str:
+    """Return how many experts are needed; where the smallest simulated cache is enough, no more is known."""
+    if row is None:
+        return ""
+    if row["flag"] == AT_SMALLEST:
+        return f"at most {int(smallest):,}"
+    return interval(row) if row["value"] == row["value"] else ""
 
 
 def _describe_shared(every: Mapping[tuple[str, str, float], _Row], size: float) -> str:
