@@ -41,6 +41,8 @@ VERDICTS = {
 SIMULTANEOUS = "simultaneous"
 # How the interval of a row is computed that holds however often one looks.
 ALWAYS_VALID = "always valid"
+# How the range of a row is computed that follows from no sample.
+EXACT = "exact"
 # Each word of the column `interval`, with how such an interval is computed.
 INTERVALS = {
     "score": "Wilson's interval of a share, with its standard error over images",
@@ -48,6 +50,8 @@ INTERVALS = {
     "experts of a checkpoint at once (Bonferroni)",
     "percentile": "percentiles of resamples of whole images",
     "permutations": "2.5 % and 97.5 % quantiles over permutations of the images or of their labels, not a confidence "
+    "interval",
+    EXACT: "2.5 % and 97.5 % quantiles of a known distribution (binomial, `tokens_needed_even`), not a confidence "
     "interval",
     "trainings": "t standard errors to either side over images and over trainings (jackknife), crossed",
     "crossed": "t standard errors to either side over images and over corruptions, crossed (mean of any)",

@@ -121,6 +121,8 @@ def test_a_planted_recording_lacks_one_expert(tmp_path: Path) -> None:
     # Tokens are drawn evenly here, so it is the coupon collector, but for whole requests.
     even = cell(found.table, "tokens_needed_even", layer="", checkpoint="even")
     assert even["value"] - 3 < needed["value"] < even["value"] + 2 * ROWS
+    # No inputs are put in another order for it.
+    assert (even["interval"], needed["interval"]) == ("exact", "permutations")
     lines = [json.loads(line) for line in subset.read_text().splitlines()]
     of_even = [line for line in lines if line["recording"] == "even"]
     assert len(of_even) == whole["even", "subset_inputs"]["value"]

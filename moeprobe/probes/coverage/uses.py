@@ -26,6 +26,7 @@ from moeprobe.probes.coverage.collect import (
     range_of,
 )
 from moeprobe.results import summaries
+from moeprobe.results.columns import EXACT
 from moeprobe.results.stored_cell import DamagedSumsError, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.runtime.files import atomic_file, is_there
@@ -173,15 +174,20 @@ def lines_of(
         values: tuple[float, float, float] | float,
         tokens: float = float("nan"),
         trials: int = total,
+        interval: str = "permutations",
     ) -> dict[str, Any]:
         point, low, high = values if isinstance(values, tuple) else (values, np.nan, np.nan)
         number = Replicates(point, np.empty(0), images=len(units.names), trials=trials)
         row = summaries.row(
             info, checkpoint, replace(uses.cell, severity=tokens), NumberName(metric.name, ""), number
         )
-        interval = "permutations" if low == low else ""
         flag = "not_measurable" if np.isnan(point) else ""
-        return row | {"ci_low": low, "ci_high": high, "interval": interval, "flag": flag}
+        return row | {
+            "ci_low": low,
+            "ci_high": high,
+            "interval": interval if low == low else "",
+            "flag": flag,
+        }
 
     orders = Orders.of(every, units.tokens, need, seed=info.seed)
     even = uses.even_router(need)
@@ -195,7 +201,7 @@ def lines_of(
     yield line(coverage.TOKENS_NEEDED, nothing if num_below else range_of(orders.needed()))
     yield line(coverage.INPUTS_NEEDED, nothing if num_below else range_of(orders.inputs_needed()))
     median, low, high = (float(even.quantile(probability)) for probability in (0.5, *ENDS))
-    yield line(coverage.TOKENS_NEEDED_EVEN, (median, low, high))
+    yield line(coverage.TOKENS_NEEDED_EVEN, (median, low, high), interval=EXACT)
     yield line(coverage.BELOW, float(num_below))
     # The subset is of inputs, whatever the units are.
     yield line(coverage.SUBSET_TOKENS, float(uses.tokens[list(subset)].sum()))
