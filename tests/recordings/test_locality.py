@@ -366,6 +366,17 @@ def test_lines_of_caches_that_find_the_same_are_both_seen(trace: Path) -> None:
         assert changed > 200, f"{label} lies under the other line"
 
 
+def test_loads_of_chosen_layers_say_that_they_are_of_these_alone(trace: Path) -> None:
+    every, chosen = (
+        api.trace_locality(trace, cache=[10], expert_bytes="2MB", layers=layers)
+        for layers in (None, ["layers.1"])
+    )
+    assert not any("MoE layers load" in note for note in every.sidecar.notes)
+    assert any(note.startswith("what 1 of the 2 MoE layers load") for note in chosen.sidecar.notes)
+    for result, where in ((every, "in 2 MoE layers, or"), (chosen, "in 1 MoE layer, or")):
+        assert where in " ".join(sentences(result.table))
+
+
 def test_a_cache_that_is_large_enough_at_its_smallest_bounds_the_size(trace: Path) -> None:
     table = api.trace_locality(trace, cache=[19], layers=["layers.0"]).table
     lru, hit = cell(table, "cache_size_90_lru"), cell(table, "cache_hit_lru", severity=19.0)

@@ -58,8 +58,8 @@ def _hit(rule: str) -> Metric:
 def _loads(rule: str) -> Metric:
     return Metric(
         f"cache_loads_{rule}",
-        about="experts per token that are not found, of all MoE layers together, with C places per layer and a cache "
-        f"{RULES[rule]}; C is in the column severity",
+        about="experts per token that are not found, of all chosen MoE layers together, "
+        f"with C places per layer and a cache {RULES[rule]}; C is in the column severity",
         label=f"experts loaded per token, {SHORT[rule]}",
         unit="count",
         rank=48,

@@ -52,7 +52,9 @@ def cache_sentences(table: pd.DataFrame, name: str) -> list[str]:
             f"{name}: LRU finds {100 * LEVEL:g} % of the choices with {lru_size} experts per layer, the optimum with "
             f"{best}."
         )
-    return [*sentences, *_describe_loads(every, size, name)]
+    layers = table.loc[table["metric"] == lru, "layer"]
+    num_layers = layers[layers != ""].nunique()
+    return [*sentences, *_describe_loads(every, size, name, num_layers)]
 
 
 def _describe_size(row: _Row | None, smallest: float) -> str:
@@ -72,13 +74,16 @@ def _describe_shared(every: Mapping[tuple[str, str, float], _Row], size: float) 
     return f" One LRU cache for all layers, with as many places, finds {interval(row)}."
 
 
-def _describe_loads(every: Mapping[tuple[str, str, float], _Row], size: float, name: str) -> list[str]:
-    """Return what LRU loads per token, and which bandwidth and speed that means."""
+def _describe_loads(
+    every: Mapping[tuple[str, str, float], _Row], size: float, name: str, num_layers: int
+) -> list[str]:
+    """Return what LRU loads per token in so many layers, and which bandwidth and speed that means."""
     loads = every.get((CACHE_LOADS.make("lru").name, "", size))
     if loads is None:
         return []
     sentence = (
-        f"{name}: with LRU and {int(size):,} experts per layer, a token loads {interval(loads)} experts"
+        f"{name}: with LRU and {int(size):,} experts per layer, a token loads {interval(loads)} experts in "
+        f"{num_layers:,} MoE {'layer' if num_layers == 1 else 'layers'}"
     )
     loaded = every.get((CACHE_BYTES.make("lru").name, "", size))
     if loaded is None:

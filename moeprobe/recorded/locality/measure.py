@@ -105,6 +105,12 @@ class Reuse(SequencesWork[Locality]):
             for what, sample_ids in self._samples
             if len(sample_ids) < len(self.ids)
         ]
+        num_all = len(self.traces[0].trace.layers)
+        if num_others := num_all - len(self.layers):
+            notes.append(
+                f"what {num_others:,} of the {num_all:,} MoE layers load: experts, bytes and tokens per second are "
+                "of the chosen layers alone"
+            )
         differing = dict.fromkeys(
             what for trace_view in self.traces for what in _differing(trace_view.trace, self.layers)
         )
