@@ -20,6 +20,7 @@ from moeprobe.judging.words import IDENTICAL, NO_DIFFERENCE
 from moeprobe.probes.flips import Flips
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.runtime.catalog import VIEWS
+from moeprobe.studies.audit.result import scope
 from moeprobe.studies.audit.sentences import lines_of, short_references, value_text
 from tests.adapters.tiny_texts import olmoe, texts
 from tests.commands import refused, run
@@ -88,6 +89,15 @@ def test_an_audit_of_a_language_model_draws_its_texts(tmp_path: Path) -> None:
     api.audit(f"hf:{tmp_path / 'one'}", data=data, probes=("confidence", "overlay"), out=out)
     assert (out / "overlay" / "tokens.csv").is_file()
     assert "overlay/figures/overlay-layers.0.png" in (out / "audit.md").read_text(encoding="utf-8")
+
+
+def test_the_scope_names_verdicts_that_read_the_first_layer_alone() -> None:
+    result = api.audit(MODEL, probes=("confidence",), **FEW)
+    assert "hold for all layers and variants that it reads at once." in scope(result)
+    of_first = result.verdicts.assign(of_layers="first", layers=2)
+    assert "at once, and one on the first layer reads that layer alone." in scope(
+        dataclasses.replace(result, verdicts=of_first)
+    )
 
 
 def test_between_two_copies_of_a_model_there_is_no_difference() -> None:

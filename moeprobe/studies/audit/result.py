@@ -247,9 +247,16 @@ def scope(result: AuditContent) -> str:
     runs = len(result.sidecar["folders"])
     return (
         f"{runs} run{'s' if runs > 1 else ''} on {size} {modality.plural}{data}, in {seconds:,.0f} s. "
-        f"Intervals [low, high] are 95 % over {modality.plural}; they hold for all layers and variants of a line "
-        f"at once.{_unknown_training(result)}"
+        f"Intervals [low, high] are 95 % over {modality.plural}; those of a verdict hold for all layers and variants "
+        f"that it reads at once{_first_alone(result)}.{_unknown_training(result)}"
     )
+
+
+def _first_alone(result: AuditContent) -> str:
+    """Return that some verdicts read one layer of several; empty where none does."""
+    verdicts = result.verdicts
+    of_first = (verdicts["of_layers"] == "first") & (verdicts["layers"] > 1)
+    return ", and one on the first layer reads that layer alone" if of_first.any() else ""
 
 
 def _unknown_training(result: AuditContent) -> str:
