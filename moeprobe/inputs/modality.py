@@ -33,6 +33,11 @@ class Modality:
     sampled: str = ""
 
     @property
+    def unit(self) -> str:
+        """What one of the sampled units is called."""
+        return self.sampled or self.name
+
+    @property
     def units(self) -> str:
         """What several of the sampled units are called, which intervals are over."""
         return plural_of(self.sampled) if self.sampled else self.plural
@@ -54,7 +59,7 @@ class Modality:
     def format_count(self, count: int | str) -> str:
         """Return so many sampled units, e.g. "1 image"; a count that is written may be several, e.g. "20 / 24"."""
         written = count if isinstance(count, str) else f"{count:,}"
-        return f"{written} {(self.sampled or self.name) if written == '1' else self.units}"
+        return f"{written} {self.unit if written == '1' else self.units}"
 
 
 def plural_of(name: str) -> str:

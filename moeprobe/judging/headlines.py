@@ -304,7 +304,7 @@ def sentences_of(run: RunTables, headline: HeadlineValues) -> list[str]:
     for row in headline.differences[headline.which]:
         pair = rows[row["checkpoint"]], rows[row["reference"]]
         if "collapsed" not in {side["flag"] for side in pair}:
-            noun, unit = headline.declared.noun, run.modality.name
+            noun, unit = headline.declared.noun, run.modality.unit
             sentences.append(f"{place}, {difference(row, *pair, noun=noun, unit=unit)}")
             compared |= {side["checkpoint"] for side in pair}
     alone = [row for name, row in rows.items() if name not in compared]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import warnings
 from collections import Counter
@@ -124,6 +125,7 @@ def test_a_dry_run_says_where_weights_would_be(folder: Path) -> None:
     arguments = ["confidence", f"hf:{folder / 'olmoe'}", "--data", data, "--dry-run"]
     printed = run(*arguments, "--dtype", "bfloat16").stdout
     assert "The time is unknown until the model is loaded." in printed
+    assert re.match(r"1 checkpoint x \d+ texts x 1 forward passes", printed)
     assert "Weights of olmoe,dtype=bfloat16: 108.1 KB on cpu." in printed
     offload = folder / "offload"
     plan = json.loads(run(*arguments, "--max-memory", "cpu:195KB", "--offload", offload, "--json").stdout)

@@ -315,6 +315,17 @@ def test_a_dry_run_is_about_the_shard(trained: Trained, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_a_shard_of_texts_counts_texts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.adapters.tiny_texts import olmoe, texts
+
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(texts(5)), encoding="utf-8")
+    asked = ["confidence", f"hf:{olmoe(tmp_path / 'model')}", "--data", f"text:{lines}", "--batch-size", "1"]
+    result = run(*asked, "--shard", "1/2", "--out", tmp_path / "shard")
+    assert "of 5 texts measured" in " ".join(result.output.split()), result.output
+
+
 def test_models_in_memory_are_named_again(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from moeprobe.cli.front.options import (
 from moeprobe.declarations import Layout, Probe
 from moeprobe.declarations.question import check_fields
 from moeprobe.errors import UserError
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.runtime import distributed
 
@@ -125,11 +126,13 @@ def _measure_shard(
     """Measure a shard with a progress bar, and print where it is."""
     from moeprobe.cli.front.screen import Bar
     from moeprobe.probes.engine.merging import measure_shard
+    from moeprobe.probes.engine.origins import modality_of_data
 
     options = common.options()
     with Bar() as bar, _naming_finished_parts(options.out):
         measured = measure_shard(probe, checkpoints, shard, data=data, options=options, watcher=bar)
-    print_shard(measured, unit="images", as_json=common.json)
+    modality = modality_of_data(measured.sidecar["asked"]["data"] or None) or IMAGE
+    print_shard(measured, unit=modality.plural, as_json=common.json)
 
 
 def _print_plan(

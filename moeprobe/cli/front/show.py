@@ -243,14 +243,15 @@ def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = 
         print_json(dataclasses.asdict(plan) | ({} if is_known else {"seconds": None}))
         return
     bound = " at least" if least else ""
+    inputs = dataclasses.replace(IMAGE, sampled=plan.unit)
     total = plan.checkpoints * plan.images * plan.passes
     duration = (
         ". The time is unknown until the model is loaded"
         if math.isnan(plan.seconds)
-        else f", about {plan.seconds:,.1f} s before {before}, judging by {IMAGE.format_count(plan.timed_images)}"
+        else f", about {plan.seconds:,.1f} s before {before}, judging by {inputs.format_count(plan.timed_images)}"
     )
     console().print(
-        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {IMAGE.format_count(plan.images)} "
+        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {inputs.format_count(plan.images)} "
         f"x {plan.passes} forward passes = {total:,} passes{bound}{duration}. Nothing was written."
     )
     for name, sizes in plan.weights.items():

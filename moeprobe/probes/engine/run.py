@@ -51,6 +51,7 @@ class Plan:
         timed_images: on which the estimate rests.
         seconds: that the run takes; NaN = not known, as models of ``hf:`` are not loaded for a plan.
         weights: bytes of these models' weights, by checkpoint and device.
+        unit: what an input is called, e.g. "text".
     """
 
     checkpoints: int
@@ -59,6 +60,7 @@ class Plan:
     timed_images: int
     seconds: float
     weights: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unit: str = "image"
 
     def scale_to(self, images: int) -> "Plan":
         """Return the plan for another number of images."""
@@ -321,9 +323,9 @@ def time_sample(
     run: Callable[..., object],
 ) -> Plan:
     """Return the cost of a probe, estimated from its first ``images``."""
-    weights = unread_weights(models)
+    weights, unit = unread_weights(models), spec.dataset.modality.name
     if weights:
-        return Plan(len(models), len(spec.indices), passes, 0, math.nan, weights)
+        return Plan(len(models), len(spec.indices), passes, 0, math.nan, weights, unit)
     sample = dataclasses.replace(spec, indices=spec.indices[:images], skip_bad_images=True, shard=None)
     seconds = 0.0
     for model in models:
@@ -338,6 +340,7 @@ def time_sample(
         passes=passes,
         timed_images=len(sample.indices),
         seconds=seconds * len(spec.indices) / len(sample.indices),
+        unit=unit,
     )
 
 

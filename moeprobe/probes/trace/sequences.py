@@ -32,8 +32,8 @@ from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress
 
-# Name of the trace, and what its inputs are called in tables.
-_NAME, _DATA = "tokens", REQUEST.data
+# Name of the trace, and what its inputs are called in tables and in plans.
+_NAME, _DATA, _UNIT = "tokens", REQUEST.data, "sequence"
 
 
 class RecordingTokens(ProbeWork[Recorded]):
@@ -109,7 +109,7 @@ class RecordingTokens(ProbeWork[Recorded]):
         """Return what it would take, by running a batch of each checkpoint."""
         weights = unread_weights(self.models)
         if weights:
-            return Plan(len(self.models), len(self.sequences), 1, 0, math.nan, weights)
+            return Plan(len(self.models), len(self.sequences), 1, 0, math.nan, weights, _UNIT)
         seconds, timed = 0.0, min(self.options.batch_size, len(self.sequences))
         for model in self.models:
             sample = dict(list(self._of(model).items())[:timed])
@@ -118,7 +118,7 @@ class RecordingTokens(ProbeWork[Recorded]):
                 pass
             seconds += time.perf_counter() - begun
         total_seconds = seconds * len(self.sequences) / max(timed, 1)
-        return Plan(len(self.models), len(self.sequences), 1, timed, total_seconds)
+        return Plan(len(self.models), len(self.sequences), 1, timed, total_seconds, unit=_UNIT)
 
     def _layers(self, model: Checkpoint) -> list[str]:
         return chosen_layers(model.model.layer_names, self.options.layers)

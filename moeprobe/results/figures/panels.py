@@ -96,7 +96,7 @@ def finish(
     images = sorted(set(rows["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
     modality = modality_of_table(rows, data=first["dataset"], inputs=sampled)
-    what = modality.units if images[-1] != 1 else modality.sampled or modality.name
+    what = modality.units if images[-1] != 1 else modality.unit
     # The data of requests are called requests, which their number says, too.
     data = "" if first["dataset"] == REQUEST.data else f"{first['dataset']} {first['split']}".strip()
     number = "" if mark is None else f"{count} {what}; {_intervals(rows, mark, modality.units)}"

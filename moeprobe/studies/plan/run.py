@@ -116,7 +116,7 @@ def plan_images(
         claim, confidence = _claim(pilot.trainings, families.iloc[0], difference, power)
         over_trainings = _grid(claim, difference, confidence=confidence, power=power)
         sentences += _training_sentences(claim, difference, units, confidence=confidence, power=power)
-    table = rows.assign(unit=units.sampled or units.name).reindex(columns=list(PLAN_COLUMNS))
+    table = rows.assign(unit=units.unit).reindex(columns=list(PLAN_COLUMNS))
     plan = ImagesPlan(table, families, over_trainings, sentences, units)
     return plan if folder is None else replace(plan, files=_write(plan, folder, overwrite=overwrite))
 
@@ -191,7 +191,7 @@ def _sentences(families: pd.DataFrame, units: Modality) -> list[str]:
         )
     if row["effect"] > 1:
         sentences.append(
-            f"{sentence_case(units.tokens)} of one {units.sampled or units.name} are alike, and the plan counts it: "
+            f"{sentence_case(units.tokens)} of one {units.unit} are alike, and the plan counts it: "
             f"the variance is {row['effect']:.3g} times the variance for independent {units.tokens} (design effect)."
         )
     return sentences

@@ -93,7 +93,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
     modalities = list(dict.fromkeys(run.modality for run, _, _ in lines))
     tokens = " or ".join("patch tokens" if modality is IMAGE else modality.tokens for modality in modalities)
     units, unit = (
-        " or ".join(getattr(modality, kind) for modality in modalities) for kind in ("units", "name")
+        " or ".join(getattr(modality, kind) for modality in modalities) for kind in ("units", "unit")
     )
     columns = ["run", "metric", *checkpoints, *pairs, "layer", steps, units, "trials"]
     keep = [i for i, column in enumerate(columns) if column != steps or any(row[i].text for row in rows)]

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from moeprobe import api
@@ -260,6 +261,16 @@ def test_a_run_of_texts_speaks_of_texts(tmp_path: Path) -> None:
     assert "in the run, tokens. Intervals" in markdown and "95 % over texts; " in markdown
     assert "(360 texts, 5,530 trials)" in markdown and "paired, text by text" in markdown
     assert "patch tokens" not in markdown and "interval over images" not in markdown
+
+
+def test_differences_of_units_are_paired_unit_by_unit(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for name in ("table.csv", "comparison.csv"):
+        write_csv(run / name, pd.read_csv(run / name, keep_default_na=False).assign(unit="patient"))
+    api.report([run], out=tmp_path / "page")
+    markdown = (tmp_path / "page" / "report.md").read_text()
+    assert "95 % over patients; differences are paired, patient by patient;" in markdown
+    assert "image by image" not in markdown
 
 
 def test_a_mean_that_few_images_carry_is_told_with_their_number(tmp_path: Path) -> None:
