@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from moeprobe.adapters.foreign_errors import error_text
 from moeprobe.errors import RunWarning, UserError
+from moeprobe.runtime.foreign_errors import error_text
 
 NOT_RESUMED = "The drift of the routing is measured from here on, not from before the training was resumed"
 

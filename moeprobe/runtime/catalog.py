@@ -289,15 +289,7 @@ ADAPTERS = Catalog(
     "moeprobe.adapters",
     "adapter",
     base="Adapter",
-    helpers=(
-        "foreign_errors",
-        "inspect_routers",
-        "inspection",
-        "open",
-        "residence",
-        "router_rows",
-        "schemes",
-    ),
+    helpers=("inspect_routers", "inspection", "open", "residence", "router_rows", "schemes"),
 )
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import PassEnd
-from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.detection import unwrap
 from moeprobe.adapters.hooks.factory import HookSettings
 from moeprobe.adapters.hooks.layer import HookedLayer
@@ -32,6 +31,7 @@ from moeprobe.errors import UserError
 from moeprobe.routing.capabilities import FEATURES, SCORES
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import describe_unknown
+from moeprobe.runtime.foreign_errors import running
 from moeprobe.runtime.torch_state import random_numbers_kept
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.hooks.layer import HookedLayer
 from moeprobe.adapters.hooks.watch import tensors_of
 from moeprobe.errors import UserError
+from moeprobe.runtime.foreign_errors import running
 from moeprobe.runtime.torch_state import RandomStates, buffers_kept, random_numbers_kept, values_exchanged
 
 # An expert's parameters become so many times as large, of the other sign, so that a token that gives the expert next to

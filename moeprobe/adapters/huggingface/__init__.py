@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, PassEnd, layers_before, wanted_layers
-from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import heads, long_inputs, outputs, placing, replay, routers
 from moeprobe.adapters.huggingface.expert_check import ExpertCheck, check_experts
 from moeprobe.adapters.huggingface.files import describe_files, framing_of
@@ -37,6 +36,7 @@ from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from moeprobe.routing.router_rows import RouterRows
 from moeprobe.runtime.device import AUTO
 from moeprobe.runtime.files import Scratch
+from moeprobe.runtime.foreign_errors import running
 from moeprobe.runtime.placement import WeightPlacement
 
 # Tokens of the pass from which routers are learned, and texts and tokens of the one that checks their experts.

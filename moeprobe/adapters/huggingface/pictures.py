@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeprobe.adapters.foreign_errors import running
 from moeprobe.errors import UserError, option
 from moeprobe.inputs.texts import TokenBatch
+from moeprobe.runtime.foreign_errors import running
 
 # Side of the picture from which the size of a processor is learned: many take any size, and keep this one.
 _TYPICAL_SIZE = 448

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import PassEnd
-from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import placing
 from moeprobe.adapters.huggingface.outputs import Fired, OutputReader
 from moeprobe.errors import UserError, option
+from moeprobe.runtime.foreign_errors import running
 
 # A capacity that no batch reaches.
 _NO_LIMIT = 2**30

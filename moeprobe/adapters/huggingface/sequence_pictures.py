@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.foreign_errors import running
 from moeprobe.adapters.huggingface import HuggingfaceAdapter
 from moeprobe.adapters.huggingface.files import load_processor
 from moeprobe.adapters.huggingface.pictures import PicturedBatch, in_template, process, special_ids_of
@@ -21,6 +20,7 @@ from moeprobe.errors import UserError, option
 from moeprobe.inputs.modality import MEDIA
 from moeprobe.inputs.texts import TokenBatch
 from moeprobe.recordings.media_tokens import MediaTokens, find_media_tokens
+from moeprobe.runtime.foreign_errors import running
 
 # What stands beside a picture while its tokens are counted.
 _ANY_PROMPT = "."

@@ -1,8 +1,10 @@
 """From a model configuration to a model."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from moeprobe.errors import UserError
@@ -11,6 +13,7 @@ from moeprobe.models.nn.sparse import SIZES, make_sparse
 from moeprobe.models.nn.vit import check_patches
 from moeprobe.models.timm import VisionTransformer, is_model, list_models, model_entrypoint, timm
 from moeprobe.runtime.catalog import ROUTERS, describe_unknown
+from moeprobe.runtime.foreign_errors import running
 
 # What gives parameters their first values. On the device ``meta`` some of these import torch's compiler.
 _DRAWS = {"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_"}
@@ -96,9 +99,30 @@ def is_of_user(name: str) -> bool:
     return is_model(name) and model_entrypoint(name).__module__.partition(".")[0] not in ("moeprobe", "timm")
 
 
+def running_of_user(name: str, *, doing: str) -> AbstractContextManager[None]:
+    """Turn what a model of a user raises meanwhile into a sentence; errors of timm's and our models stay as they are.
+
+    Args:
+        name: of the model.
+        doing: what it does, e.g. "while it was built".
+    """
+    return running(f"The model {name!r}", doing=doing) if is_of_user(name) else nullcontext()
+
+
+def create(name: str, **arguments: Any) -> Module:
+    """Build a model that timm knows by its name, also one of a user.
+
+    Raises:
+        UserError: the code of a user's model raised an error.
+    """
+    with running_of_user(name, doing="while it was built"):
+        model: Module = timm.create_model(name, **arguments)
+    return model
+
+
 def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
     try:
-        model = timm.create_model(name, **arguments)
+        model = create(name, **arguments)
     except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"timm cannot build {name!r} with these values: {reason}.") from None

@@ -17,7 +17,7 @@ from moeprobe.errors import UserError, first_line, option
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.models.checkpoints.checkpoint import initialise_from
 from moeprobe.models.config import DEFAULT_OBJECTIVE, ModelConfig, TrainConfig, choose
-from moeprobe.models.nn.build import build_model, is_of_user, is_ours
+from moeprobe.models.nn.build import build_model, create, is_of_user, is_ours
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.mae import Decoder, num_visible
 from moeprobe.models.nn.upcycle import upcycle
@@ -233,7 +233,7 @@ def check_dense(name: str) -> None:
         raise UserError(f"{name!r} is sparse already; to start from its weights set initialise.checkpoint.")
     # On the meta device nothing is allocated, and no value can be read.
     with torch.device("cpu" if is_of_user(name) else "meta"):
-        model = timm.create_model(name)
+        model = create(name)
     if not isinstance(model, VisionTransformer):
         raise UserError(
             f"{name!r} is a {type(model).__name__}; only vision transformers (VisionTransformer of timm) can be "
@@ -277,7 +277,7 @@ def fetch_dense(name: str, *, advice: str) -> tuple[Mapping[str, Tensor], dict[s
     if pretrained is None or not pretrained.has_weights:
         raise UserError(f"timm has no pretrained weights for {name!r}; give a file: {advice}.")
     try:
-        dense = timm.create_model(name, pretrained=True)
+        dense = create(name, pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"The pretrained weights of {name!r} cannot be fetched ({_in_short(error)}); give a file: {advice}."

@@ -19,7 +19,7 @@ from moeprobe.inputs.open import open_images
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.importing import check_folder, class_names, model_config, save
 from moeprobe.models.config import ROUTER, ModelConfig
-from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.build import build_model, running_of_user
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.upcycle import upcycle as copy_into_experts
 from moeprobe.models.timm import VisionTransformer, timm
@@ -169,7 +169,10 @@ def upcycle(
             transformer, dense.tensors, source=dense.origin["source"], noise=share, keep_head=head is not None
         )
     pixels, images = _pixels(config, model, data, seed)
-    tokens, expected = (_tokens(transformer, Normalise(config)(pixels)) for transformer in (model, reference))
+    with running_of_user(config.name, doing=f"on {images}"):
+        tokens, expected = (
+            _tokens(transformer, Normalise(config)(pixels)) for transformer in (model, reference)
+        )
     # Classes of other data are not those that it was trained on.
     trained_on = dense.trained_on if tuple(names) == dense.class_names else {}
     save(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models import config
@@ -20,6 +21,7 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.upcycle import upcycle
+from moeprobe.models.timm import VisionTransformer, register_model
 from moeprobe.models.training import start
 from moeprobe.models.training.objectives.base import BatchViews
 from moeprobe.models.training.reporting import Report
@@ -54,6 +56,37 @@ def dense_model(name: str = NAME, *, seed: int = 0, **changes: Any) -> nn.Module
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
     return model.eval()
+
+
+class Raising(VisionTransformer):
+    """A model of a user whose forward pass has a bug."""
+
+    def forward_features(self, *inputs: Any, **_: Any) -> Tensor:
+        raise KeyError("positions")
+
+
+@register_model
+def raising_vit(**_: Any) -> VisionTransformer:
+    return Raising(**THEIRS, num_classes=5)
+
+
+@register_model
+def unbuilt_vit(**_: Any) -> VisionTransformer:
+    raise AttributeError("no width")
+
+
+def test_what_a_model_of_a_user_raises_is_a_sentence(tmp_path: Path) -> None:
+    built = r"^The model 'unbuilt_vit' raised AttributeError: no width while it was built \(.*test_upcycling\.py:\d+\)"
+    with pytest.raises(UserError, match=built):
+        check_dense("unbuilt_vit")
+    with pytest.raises(UserError, match=built):
+        build_model(ModelConfig(name="unbuilt_vit", num_classes=5))
+    save_file(dense_model("raising_vit").state_dict(), tmp_path / "dense.safetensors")
+    with pytest.raises(
+        UserError, match=r"^The model 'raising_vit' raised KeyError: 'positions' on 8 images of random"
+    ):
+        api.upcycle(f"timm:raising_vit@{tmp_path / 'dense.safetensors'}", tmp_path / "out", blocks=[1])
+    assert not (tmp_path / "out").exists()
 
 
 def sparse_config(name: str = NAME, **changes: Any) -> ModelConfig:

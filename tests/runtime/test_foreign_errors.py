@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from moeprobe.adapters import foreign_errors
-from moeprobe.adapters.foreign_errors import running
 from moeprobe.errors import UserError
 from moeprobe.routing.record import join_batches
+from moeprobe.runtime import foreign_errors
+from moeprobe.runtime.foreign_errors import running
 
 
 class Raising(nn.Module):
