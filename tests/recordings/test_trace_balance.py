@@ -14,6 +14,7 @@ from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.rank_load import RELABELINGS, Placed, RankImbalance, busiest_ranks
+from moeprobe.recorded.trace_balance import course
 from moeprobe.recorded.trace_balance.relabeled import JudgedPlacement, relabeled_loads, relabeled_rows
 from moeprobe.recordings.import_experts import import_routed_experts
 from moeprobe.recordings.import_log import import_trace
@@ -148,6 +149,16 @@ def test_experts_that_are_hot_in_turn(tmp_path: Path) -> None:
     assert value(table, "window_imbalance", layer="", view="consecutive")["value"] == pytest.approx(8)
     [said] = [line for line in found.leading(found) if "The load changes with time" in line]
     assert "(p = 0.005, 32 experts of 2 layers at once). 32 of 32 experts are named, in 2 layers" in said
+    # All change as much, so none of them is said to change most.
+    assert said.endswith("Their shares have standard deviations of up to 0.177 between windows.")
+    rates = (table["metric"] == "load_course_rate") & ~(
+        (table["layer"] == "layers.0") & (table["expert"] == 3)
+    )
+    [said] = course.sentences(table.assign(value=table["value"].mask(rates, 1.0)))
+    assert (
+        "Of 32 experts one is named, expert 3 of layers.0, at a false discovery rate of 5%: its share has"
+        in said
+    )
     assert any("The load moves most in" in line for line in found.leading(found))
     # An expert has all choices or half of them in one window of eight.
     spread = table[table["metric"] == "load_course_spread"].set_index(["layer", "expert"])["value"]

@@ -106,9 +106,15 @@ def sentences(table: pd.DataFrame) -> list[str]:
     keys = list(zip(significant["layer"], significant["expert"], strict=True))
     largest = max(keys, key=lambda key: spreads[key])
     in_layers = significant["layer"].nunique()
+    deviation = number(spreads[largest])
+    if len(keys) == 1:
+        return [
+            f"{begin} Of {len(rates):,} experts one is named, expert {int(largest[1])} of {largest[0]}, at a false "
+            f"discovery rate of {RATE:.0%}: its share has a standard deviation of {deviation} between windows."
+        ]
+    # Spreads have no intervals, so nothing separates the largest of several from the others.
     return [
         f"{begin} {len(significant):,} of {len(rates):,} experts are named, in {in_layers} layer"
-        f"{'s' if in_layers > 1 else ''}, at a false discovery rate of {RATE:.0%}. Among them, expert "
-        f"{int(largest[1])} of {largest[0]} changes most: its share has a standard deviation of "
-        f"{number(spreads[largest])} between windows."
+        f"{'s' if in_layers > 1 else ''}, at a false discovery rate of {RATE:.0%}. Their shares have "
+        f"standard deviations of up to {deviation} between windows."
     ]
