@@ -9,10 +9,8 @@ or ``; after table 1``. The commands run in one folder, page after page. There `
 so no test repeats it. Of named pages only these are written; the commands of those before them are run, too.
 """
 
-import base64
 import contextlib
 import gzip
-import io
 import json
 import os
 import re
@@ -28,6 +26,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from moeprobe.recordings.readers.base import decode_base64, npy
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -154,7 +154,8 @@ def write_rollouts(path: Path, answers: Sequence[dict[str, Any]]) -> None:
 
 def experts_of(answer: dict[str, Any]) -> np.ndarray:
     """Return the experts ``(T, L, K)`` of T tokens in L layers that a server sent of an answer."""
-    return np.load(io.BytesIO(base64.b64decode(answer["routed_experts"])))
+    what = "routed_experts"
+    return npy(decode_base64(answer[what], what), what, axes="tokens, layers and experts")
 
 
 def write_logits(path: Path, model: Path) -> None:
