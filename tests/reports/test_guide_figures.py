@@ -1,0 +1,48 @@
+"""Pictures of the guides that are drawn from a table of their page: they show what the table says today."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from moeprobe.results.figures import save
+from reports.scripts import guide_figures
+from reports.scripts.printed import in_256_colors
+
+PAGE = Path("docs/guide/long-inputs.md")
+# A share of the pixels: no line is this thin, and edges of letters may differ from one machine to another.
+FEW = 0.002
+
+
+def drawn(folder: Path) -> NDArray[np.int64]:
+    [path] = save(guide_figures.long_inputs(), folder / "drawn")
+    with Image.open(path) as image:
+        return pixels(in_256_colors(image))
+
+
+def pixels(image: Image.Image) -> NDArray[np.int64]:
+    return np.asarray(image.convert("RGB"), np.int64)
+
+
+def changed(first: NDArray[np.int64], second: NDArray[np.int64]) -> float:
+    """The share of pixels that differ visibly."""
+    return float((np.abs(first - second).max(-1) > 40).mean())
+
+
+@pytest.mark.pictures
+def test_the_picture_of_long_inputs_shows_the_table_of_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Image.open(guide_figures.IMAGES / "long-inputs.png") as image:
+        committed = pixels(image)
+    assert changed(drawn(tmp_path), committed) < FEW, (
+        "run python -m reports.scripts.guide_figures long-inputs"
+    )
+    # Another number in one cell would be seen.
+    text = (guide_figures.ROOT / PAGE).read_text(encoding="utf-8")
+    (tmp_path / PAGE).parent.mkdir(parents=True)
+    (tmp_path / PAGE).write_text(text.replace("| 666 MiB |", "| 766 MiB |"), encoding="utf-8")
+    monkeypatch.setattr(guide_figures, "ROOT", tmp_path)
+    assert changed(drawn(tmp_path), committed) > FEW
