@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import COLORS
 from reports.scripts import attack_tables
+from reports.scripts.objectives import MODELS
 
-_MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 _LAYER = "blocks.1"
 # Title, metric and layer of each panel.
 _PANELS = (
@@ -29,7 +29,7 @@ def draw(folder: Path) -> Figure:
         figure = Figure(figsize=(13, 0.9 + 0.36 * len(views)), layout="constrained")
         axes = figure.subplots(1, len(_PANELS), sharey=True)
     for axis, (title, metric, layer) in zip(axes, _PANELS, strict=True):
-        for shift, (name, label), color in zip((-0.14, 0.14), _MODELS.items(), COLORS, strict=False):
+        for shift, (name, label), color in zip((-0.14, 0.14), MODELS.items(), COLORS, strict=False):
             for place, view in enumerate(views):
                 rows = attack_tables.at_strongest(table, metric, layer, view=view)
                 rows = rows[rows["checkpoint"].str.contains(f"-{name}-")]

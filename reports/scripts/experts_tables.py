@@ -8,7 +8,8 @@ import pandas as pd
 from moeprobe.metrics.analyses.experts import BANNED, PRICE_BAND, PRICE_BEYOND, intervention_metric
 from reports.scripts import experts_numbers as numbers
 from reports.scripts.more_tables import SIDES, signed, span
-from reports.scripts.regenerate_experts import ALL, MODELS, OFF
+from reports.scripts.objectives import MODELS
+from reports.scripts.regenerate_experts import ALL, OFF
 
 # Nats are shown in thousandths.
 _SCALE = 1000

@@ -18,7 +18,7 @@ from moeprobe.metrics.analyses.flip_costs import (
 from moeprobe.metrics.analyses.flips import FORCED, flip_metric
 from moeprobe.metrics.stats.proportions import critical
 from reports.scripts.more_tables import SIDES, signed, span
-from reports.scripts.regenerate_flips import MODELS
+from reports.scripts.objectives import MODELS
 
 DECILES = (1, 3, 5, 8, 10)
 # Tokens whose flips can reach the answer.

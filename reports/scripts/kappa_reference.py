@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from moeprobe.results.figures import STYLE, save
 from moeprobe.results.palette import COLORS
 from moeprobe.studies.paper.tables import cell
+from reports.scripts.objectives import MODELS
 
 ROOT = Path(__file__).parents[2]
 FIGURE = ROOT / "docs" / "img" / "good-kappa"
@@ -22,7 +23,7 @@ LAYER, NOISE = "blocks.1", 0.2
 # Lower ends of the bands that the page names.
 BANDS = {"unstable": 0.0, "moderately stable": 0.5, "stable": 0.8}
 NULLS = {"pooled": "κ", "image": "κ within image"}
-PAIR = {"digits-baseline-k2-seed0": "V-MoE", "digits-prc-k2-seed0": "V-MoE with PRC"}
+PAIR = {f"digits-{kind}-k2-seed0": model for kind, model in MODELS.items()}
 UNLEARNED = {"hash": "hash router", "random_fixed": "random gate, never trained"}
 
 

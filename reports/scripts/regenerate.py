@@ -16,10 +16,11 @@ import torch
 from PIL import Image
 
 from moeprobe import api
+from reports.scripts.objectives import MODELS
 from reports.scripts.printed import in_256_colors
 
-SEEDS, TOP_KS, OBJECTIVES = (0, 1, 2), (2, 1), ("baseline", "prc")
-NAMES = ("V-MoE", "V-MoE with PRC")
+SEEDS, TOP_KS, OBJECTIVES = (0, 1, 2), (2, 1), tuple(MODELS)
+NAMES = tuple(MODELS.values())
 # Relative, since the sidecars remember where things lay: run this in the root of the checkout.
 REPORTS = Path("reports")
 CHECKPOINTS = Path("checkpoints/reference")

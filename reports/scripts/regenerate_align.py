@@ -22,6 +22,7 @@ from moeprobe.metrics.declaration import KAPPA
 from moeprobe.results.figures import save
 from moeprobe.results.layouts.agreement import is_difference
 from moeprobe.runtime.files import write_csv
+from reports.scripts.objectives import MODELS
 from reports.scripts.printed import shrink
 
 OUT = Path("reports/align")
@@ -32,7 +33,6 @@ TOP_KS = (2, 1)
 DATA = {"digits": ("digits", 10), "fashion": ("fashion_mnist", 3)}
 # Of the test images; digits have fewer.
 LIMIT = 1000
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 DIFFERENCE = "difference"
 SHARES = {
     alignment.SHARE_DATA.name: "data",

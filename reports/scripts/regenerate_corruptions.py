@@ -15,10 +15,10 @@ import torch
 
 from moeprobe import api
 from moeprobe.runtime.files import write_csv
+from reports.scripts.objectives import MODELS
 
 OUT, CHECKPOINTS = Path("reports/corruptions"), Path("checkpoints/reference")
 SEEDS, SEVERITIES, IMAGES = (0, 1, 2), (1, 3, 5), 100
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 DIFFERENCE = "difference"
 _COLUMNS = ["seed", "model", "view", "metric", "layer", "value", "ci_low", "ci_high", "images", "trials"]
 _METRICS = ("accuracy", "top2_set_match_kappa")

@@ -15,9 +15,9 @@ import torch
 from moeprobe import api
 from moeprobe.probes.margins import BFLOAT16
 from moeprobe.runtime.files import write_csv
+from reports.scripts.objectives import MODELS
 
 OUT, CHECKPOINTS = Path("reports/margins"), Path("checkpoints/reference")
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 SEEDS, SIGMAS = (0, 1, 2), (0.05, 0.1, 0.2, 0.4)
 BLUR = "gaussian_blur"
 KEYS = ["train_seed", "model", "kind", "layer", "view", "severity", "tokens", "metric"]

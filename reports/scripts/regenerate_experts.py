@@ -30,10 +30,10 @@ from moeprobe.results.figures import panels, save
 from moeprobe.results.palette import COLORS
 from moeprobe.runtime.files import write_csv
 from reports.scripts import experts_numbers as numbers
+from reports.scripts.objectives import MODELS
 from reports.scripts.printed import shrink
 
 OUT, CHECKPOINTS = Path("reports/experts"), Path("checkpoints/reference")
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 TOP_KS, SEEDS, LOSS = (1, 2), (0, 1, 2), 0.02
 ALL = "all"
 # The rise of the loss where no expert of any layer adds anything.

@@ -20,12 +20,12 @@ import torch
 from moeprobe import api
 from moeprobe.runtime.files import write_csv
 from reports.scripts.contrasts import interval, shares
+from reports.scripts.objectives import MODELS
 from reports.scripts.regenerate import CHECKPOINTS, replace
 
 # Relative, since the sidecars remember where things lay: run this in the root of the checkout.
 REPORT = Path("reports/fashion")
 SEEDS = (0, 1, 2)
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 # What is served at test time, beside what was trained.
 SERVED = {
     "": "as trained",

@@ -18,10 +18,10 @@ from moeprobe import api
 from moeprobe.metrics.analyses.flip_costs import FlipCostsAnalysis
 from moeprobe.results.figures import save
 from moeprobe.runtime.files import write_csv
+from reports.scripts.objectives import MODELS
 from reports.scripts.printed import shrink
 
 OUT, CHECKPOINTS = Path("reports/flips"), Path("checkpoints/reference")
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 SEEDS, PATCHES = (0, 1, 2), 16
 CORRUPTIONS = ("impulse_noise", "snow", "frost", "spatter", "contrast", "pixelate")
 VIEWS = ("gaussian_blur", "brightness", *(f"corruption,kind={kind}" for kind in CORRUPTIONS))

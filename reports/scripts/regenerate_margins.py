@@ -34,9 +34,9 @@ from moeprobe.metrics.stats.linearized import linearize_all
 from moeprobe.metrics.stats.statistic import Share
 from moeprobe.runtime.files import write_csv
 from moeprobe.runtime.seeds import generator
+from reports.scripts.objectives import MODELS
 
 OUT, CHECKPOINTS = Path("reports/margins"), Path("checkpoints/reference")
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 SEEDS, TOP_KS, SIGMAS = (0, 1, 2), (2, 1), (0.1, 0.2)
 DECILES = 10
 _RESAMPLES, _BATCH, _SEED = 1000, 60, 0

@@ -12,9 +12,9 @@ from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import COLORS
 from reports.scripts import training_tables
 from reports.scripts.more_tables import span
+from reports.scripts.objectives import MODELS
 from reports.scripts.seeds import spread
 
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 _WEIGHTS = {ROUTER: "weighted by the router", EQUAL: "at equal weights"}
 _TOKENS = {"patch": "a patch", "prefix": "class"}
 _PLACE = ["data", "top_k", "layer", "tokens"]

@@ -18,8 +18,9 @@ from torch import nn
 
 from moeprobe import api
 from moeprobe.models.config import load as load_config
+from reports.scripts.objectives import MODELS
 from reports.scripts.real.dense import Photographs, start_of, tokens_of
-from reports.scripts.real.train import MODELS, SEEDS, checkpoint
+from reports.scripts.real.train import SEEDS, checkpoint
 
 # Inverse strengths of the l2 penalty, and parts of the training photographs that judge them: the smallest class has 4.
 _STRENGTHS, _PARTS = tuple(10.0 ** np.arange(-5, 3)), 4

@@ -8,7 +8,7 @@ from moeprobe.metrics.analyses.expert_outputs import EXPERT_CKA, EXPERT_DISTANCE
 from moeprobe.metrics.analyses.experts import intervention_metric
 from moeprobe.metrics.analyses.flips import flip_metric
 from reports.scripts.more_tables import span
-from reports.scripts.real.train import MODELS
+from reports.scripts.objectives import MODELS
 
 # Of the noise whose flips have a price.
 SIGMA = 0.1

@@ -21,11 +21,12 @@ from moeprobe.errors import FinishedError
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.config import load as load_config
 from moeprobe.runtime.files import write_csv
+from reports.scripts.objectives import MODELS
 from reports.scripts.printed import shrink
 from reports.scripts.real.dense import Photographs, start_of, tokens_of
 from reports.scripts.real.material import PICTURES
 from reports.scripts.real.tables import CORRUPTIONS, MARGINS, SEVERITY, WEAKEST
-from reports.scripts.real.train import MODELS, SEEDS, checkpoint, data_of
+from reports.scripts.real.train import SEEDS, checkpoint, data_of
 
 OUT, FIGURE = Path("reports/real"), Path("docs/img/real-overlay.png")
 # Of the overlay.

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from reports.scripts.more_tables import span
-from reports.scripts.real.train import MODELS
+from reports.scripts.objectives import MODELS
 
 # A corruption of each family but noise, and two of weather, at the middle severity.
 CORRUPTIONS, SEVERITY = ("motion_blur", "snow", "fog", "contrast", "jpeg_compression"), 3.0

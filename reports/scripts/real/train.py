@@ -11,8 +11,8 @@ from pathlib import Path
 
 from moeprobe import api
 from reports.scripts.at_once import each
+from reports.scripts.objectives import MODELS
 
-MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 SEEDS = (0, 1, 2)
 
 
