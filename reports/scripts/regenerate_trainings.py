@@ -168,6 +168,8 @@ SWEEP_REPORTS = {
     "combine": ("combine-digits",),
     "layouts": ("routers-digits-patch4",),
     "labels": ("labels-digits",),
+    "mixup": ("mixup-digits",),
+    "drops": ("drops-digits",),
 }
 COMPARED: dict[str, Compared] = {**SWEEPS, **LAYOUTS}
 

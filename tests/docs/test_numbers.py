@@ -66,7 +66,8 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/flips", "reports/experts", "reports/exchanged", "reports/mutants",
         "reports/trainings/digits", "reports/trainings/shapes", "reports/trainings/corruptions",
         "reports/trainings/attack", "reports/trainings/fashion", "reports/trainings/combine",
-        "reports/trainings/thesis", "reports/trainings/layouts", "reports/trainings/labels", "reports/regret",
+        "reports/trainings/thesis", "reports/trainings/layouts", "reports/trainings/labels", "reports/trainings/mixup",
+        "reports/regret",
         "reports/real", "reports/real-texts",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)

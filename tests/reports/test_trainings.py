@@ -122,7 +122,7 @@ def test_claims_of_sweeps_are_the_means_of_the_seeds(report: str) -> None:
             assert len(values) == 3 * len(groups[row["group"]]), row
             assert row["value"] == pytest.approx(values.mean(), abs=1e-6), row
             compared += 1
-    assert compared >= 20
+    assert compared >= min(20, len(claims)) > 0
 
 
 @pytest.mark.parametrize("data", [*regenerate_trainings.REPORTS, *regenerate_trainings.SWEEP_REPORTS])
