@@ -27,7 +27,7 @@ from moeprobe.results.columns import UNIT
 from moeprobe.results.layouts.cells import counts, trials_of
 from moeprobe.results.numbers import decimals_of, ends_of, interval, number, sentence_case
 from moeprobe.results.sidecars import Request, Sidecar
-from moeprobe.results.tables import agreement_of, is_pooled, set_match_of
+from moeprobe.results.tables import agreement_of, is_pooled, kappa_symbol, set_match_of
 
 Row = dict[str, Any]
 
@@ -204,9 +204,8 @@ def _of_agreement(declared: Agreement, table: pd.DataFrame, modality: Modality) 
     first, sets = agreement_of(table), set_match_of(table)
     label = registry.find(f"{first}{KAPPA}").full_label("pooled")
     if tokens_choose(first):
-        # Checkpoints with one expert per token and with two have no match of sets in common.
-        several = sets or (table["top_k"] > 1).any()
-        label = "κ₁ (first choice)" if several else "κ"
+        symbol = kappa_symbol(table, first)
+        label = symbol if symbol == "κ" else f"{symbol} (first choice)"
     if not sets:
         return [_beyond_chance(first, "pooled", declared, label)]
     within = f"κ within the {modality.name}"

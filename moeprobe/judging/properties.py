@@ -19,7 +19,7 @@ from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES
 from moeprobe.results.folder import Result
 from moeprobe.results.numbers import few_carriers, interval, number
-from moeprobe.results.tables import FLOORS, agreement_of
+from moeprobe.results.tables import FLOORS, agreement_of, kappa_symbol
 
 Row = dict[str, Any]
 # A row per property and model, or per property and pair of models (those with a ``reference``).
@@ -141,7 +141,7 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
         "property": item.name,
         "title": title,
         "checkpoint": name,
-        "symbol": scale.symbol,
+        "symbol": _symbol(scale, table, str(worst["metric"])),
         **{key: worst[key] for key in keys},
         "experts": int(shares[shares["checkpoint"] == name]["expert"].nunique()),
         "layers": int(moving_rows["layer"].nunique()) if worst["layer"] else 0,
@@ -164,6 +164,12 @@ def _verdict(numbers: PropertyNumbers, table: pd.DataFrame, name: str, rows: pd.
             ]
         ),
     }
+
+
+def _symbol(scale: Scale, table: pd.DataFrame, metric: str) -> str:
+    """Return what a number is called: as its scale says, but for κ as headlines call it."""
+    form = find(metric)
+    return kappa_symbol(table, form.metric.name) if form.kind == "kappa" else scale.symbol
 
 
 def _inseparable(rows: pd.DataFrame, worst: pd.Series, scale: Scale) -> list[str]:

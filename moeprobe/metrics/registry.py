@@ -324,12 +324,19 @@ def compared_along_severities(first: str, sets: str = "") -> tuple[str, ...]:
 
 
 def routing_along_severity(
-    first: str, modality: Modality = IMAGE, *, sets: str = ""
+    first: str, modality: Modality = IMAGE, *, sets: str = "", symbol: str = "κ"
 ) -> tuple[tuple[str, str, str], ...]:
-    """Return the columns of a table of the routing along a severity, (metric, null, heading)."""
+    """Return the columns of a table of the routing along a severity, (metric, null, heading).
+
+    Args:
+        first: the agreement that is read first.
+        modality: what checkpoints read.
+        sets: the match of the sets that process tokens; empty = none beside the first choice.
+        symbol: what κ of ``first`` is called.
+    """
     skipped = "others" if tokens_choose(first) else "tokens choose"
-    # κ is of what processes a token, and comes first; κ₁ is that of the first choice.
-    matches = [(sets, "κ"), (first, "κ₁")] if sets else [(first, "κ")]
+    # What processes a token comes first.
+    matches = [(sets, "κ"), (first, symbol)] if sets else [(first, symbol)]
     of_matches = [
         column
         for match, symbol in matches

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.inputs.modality import TOKEN_KINDS, Modality, modality_of
-from moeprobe.metrics.registry import agreement, set_match
+from moeprobe.metrics.registry import agreement, set_match, tokens_choose
 from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, UNIT, WHOLE
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.parquet_writer import open_parquet_writer
@@ -188,6 +188,13 @@ def with_shown_intervals(comparison: pd.DataFrame) -> pd.DataFrame:
 def deciding_match(table: pd.DataFrame) -> str:
     """Return the match by which something is concluded: of what processes tokens, their sets where all have any."""
     return set_match_of(table) or agreement_of(table)
+
+
+def kappa_symbol(table: pd.DataFrame, match: str) -> str:
+    """Return what κ of a match is called: κ₁ where it is of the first of several experts per token, else κ."""
+    # Checkpoints with one expert per token and with two have no match of sets in common.
+    several = set_match_of(table) or (table["top_k"] > 1).any()
+    return "κ₁" if several and tokens_choose(match) else "κ"
 
 
 def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

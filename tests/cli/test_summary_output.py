@@ -232,6 +232,23 @@ def test_a_gain_of_first_choices_alone_is_not_printed_alone(severity: float | No
     assert "top-2 match, any order" in cells(shown) and "within image" in cells(shown)
 
 
+@pytest.mark.parametrize(("severity", "name"), [(None, "top-1 match (κ₁)"), (0.2, "κ₁")])
+def test_tables_call_kappa_of_first_choices_so_where_one_model_has_several(
+    severity: float | None, name: str
+) -> None:
+    metrics = (("top1_match", ""), ("top1_match_kappa", "pooled"))
+    values = {("blocks.1", "patch", *metric, severity): (0.4, 0.38, 0.42) for metric in metrics}
+    found = result("match-ratio" if severity is None else "sweep", values)
+    found.table["top_k"] = found.table["checkpoint"].map({"a": 1, "b": 2})
+    print_tables = show.side_by_side if severity is None else show.along_severity
+    # Without --full, columns along a severity are layers.
+    shown = print_tables(found, title="t", full=severity is not None)
+    assert "κ₁ (first choice) is higher" in words(shown)[0]
+    (table,) = [part for part in shown if isinstance(part, Table)]
+    texts = {str(text) for column in table.columns for text in (column.header, *column.cells)}
+    assert name in texts
+
+
 def test_match_chance_and_kappa_stand_side_by_side_in_each_layer() -> None:
     (table,) = [
         part for part in show.side_by_side(match(2), title="t", full=False) if isinstance(part, Table)

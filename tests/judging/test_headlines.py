@@ -99,13 +99,23 @@ def test_an_overlap_of_sets_without_an_order_is_not_called_a_first_choice() -> N
     assert told(unordered)[1].endswith("; κ of overlap of expert sets: a 0.450 [0.430, 0.470].")
 
 
+def with_one_expert(run: RunTables) -> pd.DataFrame:
+    """The table of a run as if tokens had one expert."""
+    assert run.table is not None
+    return run.table[~run.table["metric"].str.contains("set_match")].assign(top_k=1)
+
+
+def with_one_expert_and_two(*, view: str = "random_crop") -> RunTables:
+    """A run in which tokens of a have one expert, and of b two."""
+    of_one, of_two = (measured([name], ["blocks.1"], view=view) for name in ("a", "b"))
+    assert of_two.table is not None
+    both = pd.concat([with_one_expert(of_one), of_two.table.assign(top_k=2)], ignore_index=True)
+    return RunTables(sidecar=sidecar("match-ratio", ["a", "b"]), table=both, comparison=None)
+
+
 def test_with_different_numbers_of_experts_per_token_kappa_is_of_the_first_choice() -> None:
-    of_one, of_two = (measured([name], ["blocks.1"]).table for name in ("a", "b"))
-    assert of_one is not None and of_two is not None
-    of_one = of_one[~of_one["metric"].str.contains("set_match")].assign(top_k=1)
-    both = pd.concat([of_one, of_two.assign(top_k=2)], ignore_index=True)
-    of_both = RunTables(sidecar=sidecar("match-ratio", ["a", "b"]), table=both, comparison=None)
-    assert ", κ₁ (first choice) is: a 0.450 " in told(of_both)[0]
+    assert ", κ₁ (first choice) is: a 0.450 " in told(with_one_expert_and_two())[0]
+    of_one = with_one_expert(measured(["a"], ["blocks.1"]))
     of_one_expert = RunTables(sidecar=sidecar("match-ratio", ["a"]), table=of_one, comparison=None)
     assert ", κ is: a 0.450 " in told(of_one_expert)[0]
 

@@ -15,7 +15,8 @@ from moeprobe.judging.scales import Scale
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
-from tests.judging.test_headlines import collapsed, measured
+from moeprobe.studies.audit.sentences import value_text
+from tests.judging.test_headlines import collapsed, measured, with_one_expert, with_one_expert_and_two
 from tests.studies.report.making import NAN, row
 
 CROPS = "Routing under crops"
@@ -120,6 +121,20 @@ def test_a_collapsed_model_is_poor_and_worse() -> None:
     assert of_both["verdict"] == of_both["judgement"] == "worse (collapsed)"
     assert (chance["verdict"], chance["grade"]) == ("collapsed", "poor")
     assert chance["beside"] == "not separated from it by these inputs: blocks.3"
+
+
+def test_kappa_of_first_choices_is_not_called_kappa() -> None:
+    """Models with one expert per token and with two share the match of first choices alone."""
+    values = judged(with_one_expert_and_two(), declared("match-ratio"), "a", "b")
+    symbols = [(one["property"], one["symbol"], value_text(one)[:8]) for one in values]
+    assert symbols == [("crops", "κ₁", "κ₁ 0.450")] * 2 + [("collapse", "chance", "chance 0")] * 2
+    # Where all have one expert, its first choice is what processes a token.
+    of_one = RunTables(
+        sidecar=measured(["a"]).sidecar,
+        table=with_one_expert(measured(["a"], view="random_crop")),
+        comparison=None,
+    )
+    assert judged(of_one, declared("match-ratio"), "a")[0]["symbol"] == "κ"
 
 
 def variants(**kappas: tuple[float, float]) -> RunTables:

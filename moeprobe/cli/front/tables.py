@@ -26,7 +26,14 @@ from moeprobe.results.layouts.along_severity import (
 from moeprobe.results.layouts.cells import severity_heading
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, end, no_intervals
-from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, modality_of_table, set_match_of
+from moeprobe.results.tables import (
+    FLOORS,
+    agreement_of,
+    deciding_match,
+    kappa_symbol,
+    modality_of_table,
+    set_match_of,
+)
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -75,8 +82,12 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"].isin(ORDINARY)]
     tables: list[Table] = []
+    first = agreement_of(result.table)
     columns = routing_along_severity(
-        agreement_of(result.table), modality_of(result.table["tokens"]), sets=set_match_of(result.table)
+        first,
+        modality_of(result.table["tokens"]),
+        sets=set_match_of(result.table),
+        symbol=kappa_symbol(result.table, first),
     )
     for layer, rows in patches.groupby("layer", sort=False):
         tables += severity_tables(

@@ -10,9 +10,9 @@ from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics import alignment
 from moeprobe.metrics.analyses.expert_overlap import EXPERT_OVERLAP
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.metrics.registry import find, is_set_match, tokens_choose
+from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Table, TableCell, counts, trials_of, value
-from moeprobe.results.tables import is_pooled, modality_of_table
+from moeprobe.results.tables import is_pooled, kappa_symbol, modality_of_table
 
 Row = dict[str, Any]
 # The chance level, and that of the column after κ, where a run has it.
@@ -57,6 +57,9 @@ def agreement_table(
         )
         lines.setdefault(key, {})[row["metric"], row["null"]] = row
     layers = list(dict.fromkeys(table["layer"]))
+    symbols = {metric: kappa_symbol(table, metric) for metric in metrics}
+    # The heading over the values says κ.
+    first_choices = {metric: f" ({symbol})" for metric, symbol in symbols.items() if symbol != "κ"}
     rows = []
     for key in sorted(lines, key=lambda line: (layers.index(line[0]), metrics.index(line[1]))):
         layer, metric, name = key
@@ -73,7 +76,7 @@ def agreement_table(
         rows.append(
             [
                 TableCell(layer),
-                TableCell(f"{find(metric).full_label('', modality)}{_symbol(metric, metrics)}"),
+                TableCell(f"{find(metric).full_label('', modality)}{first_choices.get(metric, '')}"),
                 TableCell(name),
                 *cells,
             ]
@@ -95,11 +98,6 @@ def _select(table: pd.DataFrame, metrics: Sequence[str], nulls: tuple[str, str])
 
 def _without_interval(row: Row | None) -> TableCell:
     return dataclasses.replace(value(row), between="")
-
-
-def _symbol(metric: str, metrics: Sequence[str]) -> str:
-    """Return the symbol of κ in lines of first choices beside lines of sets; else nothing."""
-    return " (κ₁)" if tokens_choose(metric) and any(map(is_set_match, metrics)) else ""
 
 
 def _heading(metrics: Sequence[str]) -> str:

@@ -25,7 +25,14 @@ from moeprobe.results.layouts.cells import Table, TableCell, counts, severity
 from moeprobe.results.layouts.side_by_side import side_by_side_table
 from moeprobe.results.layouts.tails import tails_table
 from moeprobe.results.numbers import ATTRIBUTION, attribution, sentence_case
-from moeprobe.results.tables import FLOORS, agreement_of, deciding_match, is_pooled, set_match_of
+from moeprobe.results.tables import (
+    FLOORS,
+    agreement_of,
+    deciding_match,
+    is_pooled,
+    kappa_symbol,
+    set_match_of,
+)
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import changed_column
 
@@ -156,7 +163,9 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
         assert values is not None
         return severity_table(values, compared, columns, caption=caption, modality=modality)
 
-    routing = routing_along_severity(first, modality, sets=set_match_of(table))
+    routing = routing_along_severity(
+        first, modality, sets=set_match_of(table), symbol=kappa_symbol(table, first)
+    )
     assert run.table is not None
     tables = [
         *(along(f"{layer}, {modality.tokens}", layer, modality.token, routing) for layer in layers),
