@@ -164,16 +164,16 @@ def severity_tables(
 def on_screen(table: cells.Table, *, stacked: bool) -> list[Table]:
     """Return a table as one or several that fit the window; ``stacked`` puts intervals below their values.
 
-    Where nothing was seen, the number of trials stands beside it if no line has to be folded for it.
+    Where nothing was seen, the number of trials stands beside it, or below where a line would have to be folded for it.
     """
     width = console().width
-    rich_table = _rich_table(table, stacked=stacked, counts=True)
+    rich_table = _rich_table(table, stacked=stacked, counts_below=False)
     if not _fits_width(rich_table, width):
-        rich_table = _rich_table(table, stacked=stacked, counts=False)
+        rich_table = _rich_table(table, stacked=stacked, counts_below=True)
     return fit(rich_table, keys=table.keys, width=width)
 
 
-def _rich_table(table: cells.Table, *, stacked: bool, counts: bool) -> Table:
+def _rich_table(table: cells.Table, *, stacked: bool, counts_below: bool) -> Table:
     number = len(table.columns) - table.details
     rich_table = Table(title=table.caption, title_justify="left", title_style="bold")
     for column, heading in enumerate(table.columns[:number]):
@@ -185,17 +185,20 @@ def _rich_table(table: cells.Table, *, stacked: bool, counts: bool) -> Table:
         if previous not in (None, keys):
             rich_table.add_section()
         shown_keys = ["" for _ in keys] if keys == previous else keys
-        texts = (text(cell, stacked=stacked, counts=counts) for cell in row[table.place : number])
+        texts = (text(cell, stacked=stacked, counts_below=counts_below) for cell in row[table.place : number])
         rich_table.add_row(*shown_keys, *texts)
         previous = keys
     return rich_table
 
 
-def text(cell: cells.TableCell, *, stacked: bool, counts: bool) -> str:
-    """Return the text of a cell, with its interval and, with ``counts``, of how many nothing was seen."""
+def text(cell: cells.TableCell, *, stacked: bool, counts_below: bool) -> str:
+    """Return the text of a cell, with its interval and of how many nothing was seen.
+
+    That is on a line of its own with ``counts_below``.
+    """
     line = "\n" if stacked and cell.between.startswith("[") else " "
-    parts = [cell.screen or cell.text, cell.between, cell.count if counts else ""]
-    return line.join(part for part in parts if part)
+    value = line.join(part for part in (cell.screen or cell.text, cell.between) if part)
+    return ("\n" if counts_below else line).join(part for part in (value, cell.count) if part)
 
 
 # Tables that fit a window: names fold, numbers are never cut, and what still does not fit goes into another table.

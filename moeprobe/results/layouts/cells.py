@@ -23,7 +23,7 @@ class TableCell:
         between: the interval next to a value.
         key: the number that the column is sorted by; None = its text.
         screen: how it reads in a terminal, where that is otherwise.
-        count: of how many nothing was seen; a narrow terminal leaves it out.
+        count: of how many nothing was seen.
     """
 
     text: str
