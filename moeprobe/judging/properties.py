@@ -14,7 +14,7 @@ from moeprobe.inputs.modality import IMAGE, modality_of
 from moeprobe.judging.headlines import resolve_headlines, select_rows, severity_of
 from moeprobe.judging.scales import SCALES, Scale
 from moeprobe.judging.selection import Extreme, widen_intervals
-from moeprobe.judging.words import COLLAPSED, FamilyWord, collapse, is_side
+from moeprobe.judging.words import COLLAPSED, FamilyWord, collapse, is_side, word_of
 from moeprobe.metrics.registry import find, tokens_choose
 from moeprobe.metrics.stats.bootstrap import FEW_CARRIERS, MIN_IMAGES
 from moeprobe.results.folder import Result
@@ -345,8 +345,8 @@ def _beside(numbers: PropertyNumbers, table: pd.DataFrame, name: str, worst: pd.
 def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: Row) -> Row | None:
     """Return the difference of the second model from the first as a row with ``COLUMNS``.
 
-    Its values and its difference are of one cell: of those that name a side the one with the largest difference. None
-    where the models have no layer in common in which the property was measured.
+    Its values and its difference are of one cell, see ``_shown_difference``. None where the models have no layer in
+    common in which the property was measured.
 
     Args:
         numbers: the property with its numbers.
@@ -364,7 +364,7 @@ def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: R
         return None
     # One word for the whole family, so that a sentence and a table never disagree.
     word = FamilyWord.of_rows(table.to_dict("records"))
-    shown_row = _largest(table)
+    shown_row = _shown_difference(table, word, SCALES[numbers.declared.scale])
     first = table[table["view"] == shown_row["view"]].iloc[0]
     several_views = table["view"].nunique() > 1
     who = set(table["collapsed"]) - {""}
@@ -400,12 +400,23 @@ def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: R
     }
 
 
-def _largest(table: pd.DataFrame) -> pd.Series:
-    """Return the difference that is shown: the largest of those that name a side, else the largest."""
-    deciding = table[table["verdict"].map(is_side)]
+def _shown_difference(table: pd.DataFrame, word: FamilyWord, scale: Scale) -> pd.Series:
+    """Return the difference that is shown: the largest of those that name a side, else of those with the family's word.
+
+    Of equal ones it is that where either model's value is worst.
+    """
+    words = table.apply(word_of, axis=1)
+    deciding = table[words.map(is_side)] if word.sides else table[words == word.word]
     rows = deciding if len(deciding) else table
     sizes = rows["value"].astype(float).abs()
-    return rows.iloc[0] if sizes.isna().all() else rows.loc[sizes.idxmax()]
+    if sizes.isna().all():
+        return rows.iloc[0]
+    rows = rows[sizes == sizes.max()]
+    sides = rows[["checkpoint_value", "reference_value"]].astype(float)
+    worst = sides.max(axis=1) if scale.best == "lowest" else sides.min(axis=1)
+    if worst.isna().all():
+        return rows.iloc[0]
+    return rows.loc[worst.idxmax() if scale.best == "lowest" else worst.idxmin()]
 
 
 def judge_run(

@@ -12,12 +12,13 @@ from moeprobe.declarations.registry import of_kind
 from moeprobe.judging.headlines import RunTables
 from moeprobe.judging.properties import COLUMNS, UNDECIDED, Row, judge_run
 from moeprobe.judging.scales import Scale
+from moeprobe.judging.words import IDENTICAL, NO_INTERVAL
 from moeprobe.results.folder import Result
 from moeprobe.results.sidecars import Sidecar
 from moeprobe.results.tables import frame
-from moeprobe.studies.audit.sentences import value_text
+from moeprobe.studies.audit.sentences import difference_text, value_text
 from tests.judging.test_headlines import collapsed, measured, with_one_expert, with_one_expert_and_two
-from tests.studies.report.making import NAN, row
+from tests.studies.report.making import NAN, frame_of_differences, row
 
 CROPS = "Routing under crops"
 # Two intervals hold at once: their confidence is the root of 0.95.
@@ -105,6 +106,39 @@ def test_a_difference_that_names_a_side_is_shown_before_larger_ones() -> None:
     comparison.loc[~is_open, ["verdict", "judgement"]] = ["no significant difference", ""]
     of_both = judged(run, declared("match-ratio"), "a", "b")[2]
     assert (of_both["layer"], of_both["value"]) == ("blocks.3", -0.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "layer", "verdict"),
+    [
+        # Nothing differs in any layer: that with the most dead experts is shown.
+        ((NO_INTERVAL, NO_INTERVAL, NO_INTERVAL), "blocks.3", NO_INTERVAL),
+        # The verdict is that of one layer alone, so its numbers stand beside it.
+        ((IDENTICAL, IDENTICAL, NO_INTERVAL), "blocks.5", NO_INTERVAL),
+    ],
+)
+def test_of_equal_differences_that_of_the_worst_layer_with_the_verdict_is_shown(
+    words: tuple[str, ...], layer: str, verdict: str
+) -> None:
+    dead = dict(zip(("blocks.1", "blocks.3", "blocks.5"), (0.0, 2.0, 1.0), strict=True))
+    rows = [
+        row(name, (layer, "patch", "dead_experts", ""), (value, value, value), view="clean")
+        for name in "ab"
+        for layer, value in dead.items()
+    ]
+    comparison = frame_of_differences(
+        [
+            row("b", (layer, "patch", "dead_experts", ""), (0.0, NAN, NAN), reference="a", view="clean")
+            for layer in dead
+        ]
+    )
+    comparison["checkpoint_value"] = comparison["reference_value"] = [*dead.values()]
+    comparison["verdict"], comparison["judgement"] = words, ""
+    run = RunTables(sidecar=measured(["a", "b"]).sidecar, table=frame(rows), comparison=comparison)
+    properties = [item for item in declared("confidence") if item.name == "dead"]
+    *_, of_both = judged(run, properties, "a", "b")
+    assert (of_both["layer"], of_both["verdict"]) == (layer, verdict)
+    assert difference_text(of_both).startswith(f"{dead[layer]:.0f} → {dead[layer]:.0f}, +0")
 
 
 def test_a_collapsed_model_is_poor_and_worse() -> None:
