@@ -11,16 +11,17 @@ from benchmarks.speed.parts.layer import OURS
 from benchmarks.speed.parts.sweep import BARE, FROM_FILES, NOTEBOOK
 from benchmarks.speed.race import BEST
 from benchmarks.speed.table import BENCH_COLUMNS
-from writers import full_size
+from writers import full_size, profiles
 from writers.markdown import code, inline, page, table
 
 REPORTS = Path(__file__).parents[2] / "reports" / "bench"
 _UNITS = {"s": ("ms", 1e3)}
 # Why a part misses targets.
 _NOTES = {
-    "probes": "Images are JPEG files of 500 x 375 pixels. The digits models take 32 x 32 pixels, so for them decoding, "
-    "resizing and the figure take longer than the passes. With 32 images of the larger model the figure and the "
-    "intervals weigh much too; their cost does not grow with the images."
+    "probes": "Images are JPEG files of 500 x 375 pixels. The digits models take 32 x 32 pixels, so for them files, "
+    "views and statistics often take longer than the passes ([profile](#where-the-time-of-a-small-model-goes)). With "
+    "32 images of the larger model the figure and the intervals weigh much too; their cost does not grow with the "
+    "images."
 }
 ON_GPU = " on a GPU"
 _HOW = (
@@ -56,6 +57,7 @@ def pages() -> dict[str, str]:
         _summary(of_program, []),
         f"The [MoE layer alone](layer-speed.md) has a page of its own. {_HOW}",
         *_sections(of_program),
+        profiles.section(),
         full_size.section(),
     )
     layer = page(

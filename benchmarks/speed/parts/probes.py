@@ -32,7 +32,7 @@ DIGITS = Sizes(
 )  # fmt: skip
 # Probes that ask one model about images and need no choice of a user's, and what share of its passes each is to reach.
 # Corruptions are drawn in the CPU, and margins look at each pass of a small model: these may take as long again.
-_SHARES = {
+SHARES = {
     "match-ratio": 0.9,
     "noise-sweep": 0.9,
     "confidence": 0.75,
@@ -44,7 +44,7 @@ _SHARES = {
     "attack": 0.75,
     "corruptions": 0.5,
 }
-_PROBES = {kind.name: kind for kind in registry.probes()}
+PROBES = {kind.name: kind for kind in registry.probes()}
 # Images of the larger model, on which a run takes minutes.
 _FEW = 32
 # Of all, to see that the part runs.
@@ -79,8 +79,8 @@ class Probes(Part):
         for sizes in (TINY,) if settings.quick else (DIGITS, replace(MANY, images=_FEW)):
             with tempfile.TemporaryDirectory() as folder:
                 subject = Subject(sizes, Path(folder), settings.device)
-                for name in _QUICK if settings.quick else _SHARES:
-                    yield _race(_PROBES[name](), subject)
+                for name in _QUICK if settings.quick else SHARES:
+                    yield _race(PROBES[name](), subject)
 
 
 def _race(probe: Probe[Any], subject: Subject) -> Race:
@@ -93,7 +93,7 @@ def _race(probe: Probe[Any], subject: Subject) -> Race:
             Contestant(BARE, partial(_bare, subject, passes), "limit"),
         ],
         tolerance=None,
-        targets=[Target(OURS, BARE, at_least=_SHARES[probe.name])],
+        targets=[Target(OURS, BARE, at_least=SHARES[probe.name])],
         items=subject.sizes.images,
     )
 
