@@ -4,7 +4,8 @@
 
 A thread looks at what the main thread does, a hundred times a second, and counts the look for the innermost room of
 moeprobe on its stack: what waits for images that other processes draw counts for files and views. It is wall time of
-one run after one that warms up. ``docs/results/speed.md`` shows the table beside the targets that this size misses.
+one run, after a run of the first probe that warms up. ``docs/results/speed.md`` shows the table beside the targets
+that this size misses.
 """
 
 import argparse
@@ -33,19 +34,18 @@ VIEWS, PASSES, STATISTICS, FIGURES, REST = (
     "figures",
     "the rest",
 )
-# Where a file lies, and what it works for; the first that fits. The engine works for whoever it calls.
+# Where a file lies, and what it works for. The engine works for whoever it calls.
 _ROOMS = {
     "moeprobe/inputs/": VIEWS,
     "moeprobe/adapters/": PASSES,
     "moeprobe/models/": PASSES,
     "moeprobe/routing/": PASSES,
-    "torch/autograd/": PASSES,
-    "torch/nn/": PASSES,
     "moeprobe/metrics/": STATISTICS,
     "moeprobe/judging/": STATISTICS,
     "moeprobe/results/figures/": FIGURES,
-    "matplotlib/": FIGURES,
 }
+# The same of libraries: they work for the room that calls them, if one does.
+_LIBRARIES = {"torch/autograd/": PASSES, "torch/nn/": PASSES, "matplotlib/": FIGURES}
 KINDS = (VIEWS, PASSES, STATISTICS, FIGURES, REST)
 _PAUSE = 0.01
 
@@ -100,12 +100,13 @@ def look_at(work: Callable[[], object]) -> Counter[str]:
 
 
 def kind_of(frame: FrameType) -> str:
-    """Return what a stack works for, by its innermost frame that says so."""
-    for inner in _outwards(frame):
-        path = inner.f_code.co_filename.replace("\\", "/")
-        for place, kind in _ROOMS.items():
-            if place in path:
-                return kind
+    """Return what a stack works for, by the innermost room of moeprobe on it; else by the innermost library."""
+    paths = [inner.f_code.co_filename.replace("\\", "/") for inner in _outwards(frame)]
+    for kinds in (_ROOMS, _LIBRARIES):
+        for path in paths:
+            for place, kind in kinds.items():
+                if place in path:
+                    return kind
     return REST
 
 

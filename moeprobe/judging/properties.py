@@ -403,7 +403,7 @@ def difference_row(numbers: PropertyNumbers, comparison: pd.DataFrame, values: R
 def _shown_difference(table: pd.DataFrame, word: FamilyWord, scale: Scale) -> pd.Series:
     """Return the difference that is shown: the largest of those that name a side, else of those with the family's word.
 
-    Of equal ones it is that where either model's value is worst.
+    Of equal ones it is that where either model's value is worst, or lowest where neither end is good.
     """
     words = table.apply(word_of, axis=1)
     deciding = table[words.map(is_side)] if word.sides else table[words == word.word]

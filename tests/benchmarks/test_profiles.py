@@ -21,11 +21,18 @@ def _placed(path: str, source: str, **names: object) -> Callable[[], object]:
 def test_looks_are_counted_for_the_innermost_room() -> None:
     wait = "def work():\n    sleep({})"
     draw = _placed("/x/moeprobe/inputs/drawn.py", wait.format(0.6), sleep=time.sleep)
-    paint = _placed("/x/matplotlib/axes.py", wait.format(0.2), sleep=time.sleep)
+    paint = _placed("/x/moeprobe/results/figures/lines.py", wait.format(0.2), sleep=time.sleep)
     engine = "def work():\n    draw(); paint()"
     looks = profiles.look_at(_placed("/x/moeprobe/metrics/sums.py", engine, draw=draw, paint=paint))
     assert looks[profiles.VIEWS] / looks.total() == pytest.approx(0.75, abs=0.1)
     assert looks[profiles.FIGURES] / looks.total() == pytest.approx(0.25, abs=0.1)
+
+
+def test_a_library_works_for_the_room_that_calls_it() -> None:
+    resize = _placed("/x/torch/nn/functional.py", "def work():\n    sleep(0.1)", sleep=time.sleep)
+    draw = _placed("/x/moeprobe/inputs/drawn.py", "def work():\n    resize()", resize=resize)
+    assert set(profiles.look_at(draw)) == {profiles.VIEWS}
+    assert set(profiles.look_at(resize)) == {profiles.PASSES}
 
 
 def test_a_stack_without_a_room_is_the_rest() -> None:

@@ -367,6 +367,11 @@ def test_bounds_hold_for_all_experts_at_once() -> None:
     )
     assert f"{unjudged} of 8 experts are not judged, since few images carry" in said[1]
     assert f"by more than {loss:g} nats. By a rough estimate" in said[1]
+    # Of a single one that is not judged.
+    others = (table["metric"] == "experts_price_band") & (table["flag"] == "few_carriers")
+    others &= (table["layer"] == LAYERS[0]) & (table["expert"] != int(np.flatnonzero(carriers < 10)[0]))
+    alone = " ".join(sentences(table.assign(flag=table["flag"].mask(others, ""))))
+    assert "1 of 8 experts is not judged, since few images carry the price of its ban" in alone
     # A share of images stays one where intervals count patients.
     of_patients = " ".join(sentences(table.assign(unit="patient")))
     assert (

@@ -19,6 +19,7 @@ from moeprobe.metrics.stats.busiest import NUM_FOLDS, BusiestElsewhere
 from moeprobe.probes.engine.batch_sums import load_batches
 from moeprobe.probes.engine.run import prepare
 from moeprobe.probes.router_prefetch import RouterPrefetch
+from moeprobe.probes.router_prefetch.sentences import sentences
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -185,8 +186,13 @@ def test_inputs_of_one_unit_are_no_other_inputs(largest: int) -> None:
 
     assert busiest(unit_of) == 0 < busiest(None)
     # Where there is one unit, nothing is busiest in others.
-    with pytest.raises(ValueError, match="not enough values"):
-        busiest(dict.fromkeys(names, "video"))
+    assert np.isnan(busiest(dict.fromkeys(names, "video")))
+
+
+def test_nothing_is_said_of_other_inputs_where_there_are_none() -> None:
+    for limit, is_said in ((1, False), (8, True)):
+        [sentence] = sentences(api.prefetch(checkpoint(), data="digits", limit=limit).table)
+        assert ("busiest experts of other inputs" in sentence) == is_said and "even router" in sentence
 
 
 CASES = (("prefetch_router", ""), ("prefetch_router_chance", "busiest"), ("prefetch_router_kappa", "busiest"))

@@ -93,13 +93,10 @@ class RouterAhead(ModelAnalysis[AheadHits]):
         recall = Share(columns["ahead_hits"].astype(np.float64), trials)
         unit = columns[UNIT_NUMBER].astype(np.int64) if UNIT_NUMBER in columns else None
         busiest = BusiestElsewhere(uses, loaded, unit)
+        # A single input, or unit, has no others.
+        compared = choices if busiest.has_others else np.zeros_like(choices)
         return [
             PREFETCH_ROUTER.raw(recall, choices),
-            # A single input, or unit, has no others.
-            *(
-                PREFETCH_ROUTER.chance_and_kappa("busiest", busiest, recall, choices)
-                if busiest.has_others
-                else ()
-            ),
+            *PREFETCH_ROUTER.chance_and_kappa("busiest", busiest, recall, compared),
             *PREFETCH_ROUTER.chance_and_kappa("even", Share(even, trials), recall, choices),
         ]

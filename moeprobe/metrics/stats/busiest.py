@@ -48,7 +48,9 @@ class BusiestElsewhere:
         return len(np.unique(self._fold)) > 1
 
     def evaluate(self, weights: Array) -> Array:
-        """Return it under each set of weights."""
+        """Return it under each set of weights; NaN where there are no other inputs."""
+        if not self.has_others:
+            return np.full(weights.shape[1], np.nan)
         at_once = max(LOADS_AT_ONCE // max(self.uses[0].size, 1), 1) if len(self.uses) else 1
         starts = range(0, weights.shape[1], at_once)
         return np.concatenate([self._evaluate(weights[:, start : start + at_once]) for start in starts])

@@ -299,11 +299,13 @@ def _not_judged(band: pd.DataFrame, table: pd.DataFrame, noun: str) -> str:
     )
     shares = 100 * of_these["value"].astype(float)
     limit = float(of_these["severity"].iloc[0])
-    verb = "is" if len(rows) == 1 else "are"
+    verb, owner, bans = (
+        ("is", "its", "Its ban changes") if len(rows) == 1 else ("are", "their", "Their bans change")
+    )
     return (
-        f"{len(rows)} of {len(band)} {noun} {verb} not judged, since few {units} carry the price of their ban "
+        f"{len(rows)} of {len(band)} {noun} {verb} not judged, since few {units} carry the price of {owner} ban "
         f"({_span(rows['carriers'].astype(int))} of {int(rows['images'].max()):,}; 10 make an interval). "
-        f"Their bans change {_span(shares.round(1))} % of the {modality.plural} by more than {limit:g} nats. "
+        f"{bans} {_span(shares.round(1))} % of the {modality.plural} by more than {limit:g} nats. "
         f"By a rough estimate, {_span(map(_round_to_two_digits, needed))} {units} would be enough."
     )
 

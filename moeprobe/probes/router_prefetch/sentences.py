@@ -47,7 +47,8 @@ def _of_model(table: pd.DataFrame, name: str) -> list[str]:
         f"{words[null]} {number(every[metric, null]['value'])}"
         for metric in (f"{PREFETCH_ROUTER.name}{CHANCE}",)
         for null in PREFETCH_ROUTER.nulls
-        if (metric, null) in every
+        # A single input has no others.
+        if every[metric, null]["value"] == every[metric, null]["value"]
     ]
     sentence = (
         f"{name}: with {loaded_words(size)} per layer loaded ahead{in_layer}, the next router finds "

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moeprobe.declarations.recording_probe import MatchedTraces
 from moeprobe.errors import UserError, option
-from moeprobe.inputs.modality import TEXT
+from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.metrics.sequences import Sequences
 from moeprobe.metrics.token_kinds import PARTS
 from moeprobe.recorded.engine.work import TracesWork
@@ -68,7 +68,8 @@ class SequencesWork(TracesWork[Q]):
         names = [trace_view.name for trace_view in self.traces if not trace_view.trace.marks("generated")]
         if not names:
             return []
-        return [f"prompt and generated tokens apart, which {' and '.join(names)} does not mark"]
+        verb = "does" if len(names) == 1 else "do"
+        return [f"prompt and generated tokens apart, which {' and '.join(names)} {verb} not mark"]
 
 
 def check_layer(trace: TraceFile, name: str) -> None:
@@ -94,6 +95,12 @@ def have_same_tokens(trace: TraceFile, layers: Sequence[str]) -> bool:
         and bool((trace.num_tokens(name, trace.ids) == counts).all())
         for name in remaining
     )
+
+
+def kind_of_tokens(trace: TraceFile) -> str:
+    """Return what the tokens of a recording are called: patches where all of its layers have a grid, else a text's."""
+    has_grids = all(layer.grid_rows is not None for layer in trace.layers.values())
+    return IMAGE.token if has_grids else TEXT.token
 
 
 def tokens_of(block: Block) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:

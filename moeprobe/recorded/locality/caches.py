@@ -153,7 +153,7 @@ class CacheSums:
 
     @property
     def has_others(self) -> bool:
-        """Whether other requests say which experts are busy; caches begin empty where none do."""
+        """Whether other requests say in every layer which experts are busy; else all caches begin empty."""
         return self._has_others
 
     def of(self, layers: Mapping[str, LayerTokens], ids: Sequence[str]) -> dict[Cell, dict[str, Tensor]]:

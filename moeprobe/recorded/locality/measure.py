@@ -96,8 +96,10 @@ class Reuse(SequencesWork[Locality]):
                 "once are one sample"
             )
         if self._lacking:
+            verb = "has" if len(self._lacking) == 1 else "have"
             notes.append(
-                f"the busiest experts of other requests, as {' and '.join(self._lacking)} has none: caches begin empty"
+                f"the busiest experts of other requests, as {' and '.join(self._lacking)} {verb} none: caches begin "
+                "empty"
             )
         notes += [
             f"{what} in {len(self.ids) - len(sample_ids):,} of the {len(self.ids):,} requests, as it takes long: "
@@ -108,8 +110,8 @@ class Reuse(SequencesWork[Locality]):
         num_all = len(self.traces[0].trace.layers)
         if num_others := num_all - len(self.layers):
             notes.append(
-                f"what {num_others:,} of the {num_all:,} MoE layers load: experts, bytes and tokens per second are "
-                "of the chosen layers alone"
+                f"what {num_others:,} of the {num_all:,} MoE layers {'loads' if num_others == 1 else 'load'}: experts, "
+                "bytes and tokens per second are of the chosen layers alone"
             )
         differing = dict.fromkeys(
             what for trace_view in self.traces for what in _differing(trace_view.trace, self.layers)

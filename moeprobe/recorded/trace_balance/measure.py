@@ -27,6 +27,7 @@ from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.recorded.engine.division import share_of
 from moeprobe.recorded.engine.kinds import kinds_in, masks_of, restrict
+from moeprobe.recorded.engine.sequences import kind_of_tokens
 from moeprobe.recorded.engine.work import DividedWork
 from moeprobe.recorded.trace_balance import TraceBalance
 from moeprobe.recorded.trace_balance.course import course_rows
@@ -422,8 +423,8 @@ class LoadOverTime(DividedWork[TraceBalance]):
     def _cell_of(self, layer: str, view: str, tokens: str, severity: float = np.nan) -> Cell:
         """Return what sums of some tokens of a layer, or of all layers (""), are about."""
         info = self.trace.layers.get(layer)
-        # Tables would call the images of a recording texts, by their tokens.
-        if tokens == REQUEST.token and all(part.grid_rows for part in self.trace.layers.values()):
+        # Tables call inputs by their tokens.
+        if tokens == REQUEST.token and kind_of_tokens(self.trace) == IMAGE.token:
             tokens = IMAGE.token
         return Cell(
             layer=layer,

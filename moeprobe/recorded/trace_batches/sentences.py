@@ -66,7 +66,7 @@ def _asleep(table: pd.DataFrame, name: str) -> list[str]:
         "a request leaves {} experts asleep",
         lambda layer: f"Independent tokens would leave {interval(independent.loc[layer])}.",
     )
-    # Where none is asleep, or there are no other requests, nobody uses them.
+    # An expert is asleep only where other requests use it, so without any there is nothing to say.
     closing = " Other requests use the experts that are asleep." if rows["value"].max() > 0 else ""
     return [f"{name}: {ends}{closing}"]
 

@@ -11,7 +11,7 @@ import torch
 
 from moeprobe.declarations.options import Options
 from moeprobe.errors import FinishedError, UserError, option
-from moeprobe.inputs.modality import IMAGE, REQUEST, TEXT
+from moeprobe.inputs.modality import REQUEST
 from moeprobe.judging.summarize import summarize
 from moeprobe.metrics.analyses.expert_coverage import ExpertCoverage, ExpertTokens
 from moeprobe.probes.coverage.collect import Counts
@@ -25,7 +25,7 @@ from moeprobe.probes.coverage.uses import (
     write_subsets,
 )
 from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.recorded.engine.sequences import RECORDED, have_same_tokens, tokens_of
+from moeprobe.recorded.engine.sequences import RECORDED, have_same_tokens, kind_of_tokens, tokens_of
 from moeprobe.recorded.engine.work import RecordingWork
 from moeprobe.recorded.trace_coverage import TraceCoverage
 from moeprobe.recordings.pairs import check_tokens, clusters_of, common_layers, name_all
@@ -196,5 +196,4 @@ class Accumulation(RecordingWork[TraceCoverage]):
 def _cell(trace: TraceFile, layer: str, *, name: str) -> Cell:
     """Return a cell that is called by a layer, or by none, and has the router of this one."""
     info = trace.layers[layer]
-    tokens = TEXT.token if info.grid_rows is None else IMAGE.token
-    return Cell(name, info.router, info.top_k, RECORDED, tokens=tokens)
+    return Cell(name, info.router, info.top_k, RECORDED, tokens=kind_of_tokens(trace))
