@@ -43,12 +43,10 @@ def _of_model(table: pd.DataFrame, name: str) -> list[str]:
     every = {(row["metric"], row["null"]): row for row in rows[rows["severity"] == size].to_dict("records")}
     recall = every[PREFETCH_ROUTER.name, ""]
     words = {"busiest": "busiest experts of other inputs", "even": "even router"}
+    chances = [every[f"{PREFETCH_ROUTER.name}{CHANCE}", null] for null in PREFETCH_ROUTER.nulls]
+    # A single input has no others, and so no value.
     levels = [
-        f"{words[null]} {number(every[metric, null]['value'])}"
-        for metric in (f"{PREFETCH_ROUTER.name}{CHANCE}",)
-        for null in PREFETCH_ROUTER.nulls
-        # A single input has no others.
-        if every[metric, null]["value"] == every[metric, null]["value"]
+        f"{words[row['null']]} {number(row['value'])}" for row in chances if row["value"] == row["value"]
     ]
     sentence = (
         f"{name}: with {loaded_words(size)} per layer loaded ahead{in_layer}, the next router finds "
