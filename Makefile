@@ -181,7 +181,7 @@ reports-fashion: setup ## The same of Fashion-MNIST, whose images must be there 
 archive: setup ## Pack the reports that are too heavy for git into dist/, and name them in reports/MANIFEST.json
 	$(BIN)/python -m reports.scripts.archive pack dist/moeprobe-reports.tar
 
-fetch-archive: setup ## Put the packed reports back, each with the hash of the manifest: make fetch-archive FILE=…
+fetch-archive: setup ## Put the packed reports back, each with the hash of the manifest, from the history, or from FILE=…
 	$(BIN)/python -m reports.scripts.archive fetch $(FILE)
 
 train-reports: setup ## Train the checkpoints that reports are made from, those that are missing (hours; resumable)

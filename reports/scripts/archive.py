@@ -1,17 +1,19 @@
 """Keep what is too heavy for git in an archive of its own, and put it back where it lay.
 
     python -m reports.scripts.archive pack dist/moeprobe-reports.tar
-    python -m reports.scripts.archive fetch dist/moeprobe-reports.tar
+    python -m reports.scripts.archive fetch [dist/moeprobe-reports.tar]
 
 ``reports/MANIFEST.json`` names path, bytes and SHA-256 of each file. ``pack`` writes the manifest and the archive from
 the files that are there; ``make reports`` makes figures and animations again. ``fetch`` puts a file back only after its
-hash was found right. The sums per image (``cells.parquet``, ``cells.json``) follow from trainings of hours:
+hash was found right: from an archive, or from the history of the checkout, which has those that were once in git. The
+sums per image (``cells.parquet``, ``cells.json``) follow from trainings of hours:
 ``moeprobe tradeoff prc-ablation --out reports/sweeps/prc-ablation``.
 """
 
 import argparse
 import hashlib
 import json
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
@@ -84,6 +86,35 @@ def fetch(archive: Path, *, root: Path = ROOT) -> list[str]:
     return names
 
 
+def restore(*, root: Path = ROOT) -> list[str]:
+    """Put the files that are missing or changed back from the history of a checkout; return their names.
+
+    Raises:
+        UserError: no commit there has a file with the hash of the manifest.
+    """
+    known = read_manifest(root)
+    names = changed(known, root=root)
+    for name in names:
+        for commit in _git(root, "log", "--all", "--diff-filter=AM", "--format=%H", "--", name).split():
+            content = _git(root, "cat-file", "blob", f"{commit.decode()}:{name}")
+            if hashlib.sha256(content).hexdigest() == known[name]["sha256"]:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                with atomic_file(root / name) as temporary:
+                    temporary.write_bytes(content)
+                break
+        else:
+            raise api.UserError(
+                f"No commit of this checkout has the {name} of {MANIFEST}; fetch its whole history "
+                "(git fetch --unshallow), or give an archive."
+            )
+    return names
+
+
+def _git(root: Path, *words: str) -> bytes:
+    """Return what a git command prints; nothing where it fails, as in a folder that is no checkout."""
+    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=False).stdout
+
+
 def read_manifest(root: Path = ROOT) -> dict[str, dict[str, object]]:
     """Return what the manifest says of each file, by its path."""
     entries = json.loads((root / MANIFEST).read_text(encoding="utf-8"))["files"]
@@ -117,17 +148,28 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("action", choices=("pack", "fetch"))
-    parser.add_argument("archive", type=Path)
+    parser.add_argument(
+        "archive",
+        type=Path,
+        nargs="?",
+        help="to be read or written; fetch without it reads the checkout's history",
+    )
     asked = parser.parse_args()
+    if asked.action == "pack" and not asked.archive:
+        parser.error("name the archive that is to be written")
     try:
         if asked.action == "pack":
             pack(asked.archive)
-        else:
+        elif asked.archive:
             fetch(asked.archive)
+        else:
+            restore()
     except api.UserError as error:
         sys.exit(str(error))
     size = sum(int(str(entry["bytes"])) for entry in read_manifest().values())
-    print(f"{asked.archive}: {len(read_manifest())} files, {size / 2**20:.0f} MiB, as {MANIFEST} names them.")
+    print(
+        f"{asked.archive or 'history'}: {len(read_manifest())} files, {size / 2**20:.0f} MiB, as {MANIFEST} names them."
+    )
 
 
 if __name__ == "__main__":

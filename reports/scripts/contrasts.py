@@ -1,11 +1,12 @@
 """What "Routers in Vision Mixture of Experts" concludes, as contrasts of the committed cells and of its own values.
 
-A contrast is the mean accuracy of some routers minus that of others, of one budget and one training seed, image by
-image: its interval is from a bootstrap of the images, the same for all routers. Seeds are never pooled. Beside it
-stands the same contrast of the values of the paper, which have no interval. Routers that a sweep or the paper lacks are
-left out of a mean.
+A contrast is the mean accuracy of some routers minus that of others, of one budget, image by image. Of one training
+seed its interval is from a bootstrap of the images, the same for all routers. Of three or more it is over trainings and
+images at once. Beside it stands the same contrast of the values of the paper, which have no interval. Routers that a
+sweep or the paper lacks are left out of a mean.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.linearized import LARGEST, linearize_all
 from moeprobe.metrics.stats.statistic import Contrast
+from moeprobe.metrics.stats.training_pairs import FEWEST
+from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.results import finished
 from moeprobe.results.numbers import number
 from moeprobe.runtime.files import write_csv
@@ -39,7 +42,7 @@ _SHOTS = 10.0
 
 
 def write(folder: Path, table: pd.DataFrame) -> None:
-    """Write ``contrasts.csv``: of every seed, with intervals, and of the paper's architectures, without."""
+    """Write ``contrasts.csv``: of each seed and of all, with intervals, and of the paper's architectures, without."""
     own, theirs = _own(folder, table), _published(pd.read_csv(folder / "paper.csv"))
     theirs = theirs[theirs["budget"].isin(own["budget"]) & theirs["contrast"].isin(own["contrast"])]
     write_csv(folder / "contrasts.csv", pd.concat([own, theirs], ignore_index=True))
@@ -48,10 +51,12 @@ def write(folder: Path, table: pd.DataFrame) -> None:
 def lines(folder: Path) -> list[str]:
     """Return the contrasts in Markdown: a line per measure, contrast and budget."""
     rows = pd.read_csv(folder / "contrasts.csv")
-    own, theirs = rows[rows["source"] == "seed"], rows[rows["source"] == "paper"]
+    # Over trainings where there are several, else of the one that there is.
+    rows = rows[(rows["source"] != "seed") | ~rows["source"].eq("trainings").any()]
+    own, theirs = rows[rows["source"] != "paper"], rows[rows["source"] == "paper"]
     of_paper = list(dict.fromkeys(theirs["which"]))
     found = [
-        f"| | contrast | k or c | {' | '.join(f'seed {name}' for name in dict.fromkeys(own['which']))} | "
+        f"| | contrast | k or c | {' | '.join(f'ours, {name}' for name in dict.fromkeys(own['which']))} | "
         f"{' | '.join(f'*paper, {name}*' for name in of_paper)} |",
         f"|{'---|' * (3 + own['which'].nunique() + len(of_paper))}",
     ]
@@ -71,6 +76,13 @@ def interval(difference: NDArray[np.float64], *, most: float = 1.0) -> dict[str,
         (replicates,) = Bootstrap(count, seed=0).replicate([(statistic, np.ones(count))])
         estimate = replicates.interval()
     return {"value": estimate.value, "ci_low": estimate.low, "ci_high": estimate.high, "images": count}
+
+
+def over_trainings(differences: NDArray[np.float64]) -> dict[str, float]:
+    """Return the mean of differences ``(trainings, images)``, and its interval over both."""
+    estimate = TwoWay.of(differences)
+    low, high = estimate.ends()
+    return {"value": estimate.value, "ci_low": low, "ci_high": high, "images": differences.shape[1]}
 
 
 def shares(run: Path, correct: str, trials: str) -> "dict[str, pd.Series[float]]":
@@ -95,33 +107,31 @@ def _cell(row: dict[str, float]) -> str:
 
 def _own(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
     cells = table.drop_duplicates("checkpoint").set_index("checkpoint")
-    budget = cells["top_k"].fillna(cells["capacity_factor"]).astype(int)
+    cells["budget"] = cells["top_k"].fillna(cells["capacity_factor"]).astype(int)
     rows = []
-    for (measure, probe, correct, trials), (budget_of, seed), (contrast, sides) in (
-        (measure, pair, item)
-        for measure in MEASURES.values()
-        for pair in sorted(set(zip(budget, cells["train_seed"].astype(int), strict=True)))
-        for item in CONTRASTS.items()
-    ):
-        same = cells[(budget == budget_of) & (cells["train_seed"] == seed)]
-        present = [[router for router in routers if router in set(cells["router"])] for routers in sides]
-        if not all(present):
-            continue
-        means = []
-        for routers in present:
-            names = [str(name) for router in routers for name in same.index[same["router"] == router]]
-            assert len(names) == len(routers), (routers, budget_of, seed)
-            parts = [shares(folder / "cells" / name / probe, correct, trials)[name] for name in names]
-            assert all(part.index.equals(parts[0].index) for part in parts)
-            means.append(np.mean([part.to_numpy() for part in parts], axis=0))
-        about = {
-            "measure": measure,
-            "contrast": contrast,
-            "budget": budget_of,
-            "source": "seed",
-            "which": str(seed),
-        }
-        rows.append(about | interval(means[0] - means[1]))
+    for measure, probe, correct, trials in MEASURES.values():
+        for budget, (contrast, sides) in itertools.product(sorted(set(cells["budget"])), CONTRASTS.items()):
+            routers = [[one for one in side if one in set(cells["router"])] for side in sides]
+            if not all(routers):
+                continue
+            about = {"measure": measure, "contrast": contrast, "budget": budget}
+            differences = {}
+            for seed, same in cells[cells["budget"] == budget].groupby("train_seed"):
+                means = []
+                for side in routers:
+                    names = [str(name) for name in same.index[same["router"].isin(side)]]
+                    assert len(names) == len(side), (side, budget, seed)
+                    parts = [shares(folder / "cells" / name / probe, correct, trials)[name] for name in names]
+                    assert all(part.index.equals(parts[0].index) for part in parts)
+                    means.append(np.mean([part.to_numpy() for part in parts], axis=0))
+                differences[int(seed)] = means[0] - means[1]
+            rows += [
+                about | {"source": "seed", "which": str(seed)} | interval(difference)
+                for seed, difference in differences.items()
+            ]
+            if len(differences) >= FEWEST:
+                which = {"source": "trainings", "which": f"{len(differences)} seeds"}
+                rows.append(about | which | over_trainings(np.array([*differences.values()])))
     return pd.DataFrame(rows)
 
 

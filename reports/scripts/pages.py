@@ -208,16 +208,6 @@ def _numbers(table: pd.DataFrame, names: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def router_accuracies(folder: Path) -> list[str]:
-    """Return how accurate the routers are."""
-    return accuracy_lines(*read(folder))
-
-
-def router_steadiness(folder: Path) -> list[str]:
-    """Return how steady the routers are, minus V-MoE's."""
-    return steadiness_lines(*read(folder))
-
-
 def router_contagion(folder: Path) -> list[str]:
     """Return how far routers depend on the other images of a group."""
     return contagion_lines(read(folder)[0])
@@ -267,17 +257,15 @@ MAKERS: dict[str, Callable[[Path], list[str]]] = {
     "over trainings and images": training_tables.lines,
     "corruptions over trainings and images": training_tables.corruptions,
     "attacks over trainings and images": training_tables.attacks,
-    "a sweep over trainings and images": training_tables.sweeps,
-    "routers over trainings and images": training_tables.routers,
-    "layers of routers over trainings and images": training_tables.layers_of_routers,
+    "means of a sweep": training_tables.means,
     "accuracies": accuracies,
     "dead experts": dead_experts,
     "what changes the accuracy under noise": causes_of_accuracy,
     "switches and jumps": switches,
     "rows by state": sources.counts,
     **{source: partial(sources.lines, source=source) for source in sources.names()},
-    "accuracy of routers": router_accuracies,
-    "steadiness of routers": router_steadiness,
+    "accuracy of routers": accuracy_lines,
+    "steadiness of routers": steadiness_lines,
     "contagion of routers": router_contagion,
     "contrasts of routers": contrast_lines,
     "costs of routers": router_costs.lines,

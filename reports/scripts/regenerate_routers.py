@@ -1,6 +1,6 @@
 """Make again what is committed under ``reports/routers``, from the packed cells there.
 
-    make fetch-archive FILE=moeprobe-reports.tar
+    make fetch-archive
     make reports
 
 No model is needed. ``tables.md`` says the same as ``table.csv``, a line for each router and budget: of three training
@@ -10,6 +10,7 @@ first. Seeds are never pooled. To train and measure again:
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,8 +19,9 @@ from moeprobe import api
 from moeprobe.runtime.files import write_csv
 from reports.scripts import contrasts
 from reports.scripts.at_once import each
-from reports.scripts.seeds import CLEAN, Column, compared, compress, layers, middle, spread, with_cells
-from reports.scripts.sweep_list import OF_ROUTERS, VMOE
+from reports.scripts.seeds import CLEAN, Column, compared, compress, layers, middle, read, spread, with_cells
+from reports.scripts.sweep_list import COMPARED, OF_ROUTERS, VMOE, name_of
+from reports.scripts.training_tables import cells_of, of_sweep
 
 REPORTS = Path("reports/routers")
 # Of ``python -m benchmarks.speed models``, a folder per data set: steps timed in turn.
@@ -185,36 +187,54 @@ def _differences(table: pd.DataFrame, differing: pd.DataFrame, layer: str) -> st
     return "\n".join(lines)
 
 
-def accuracy_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
+def accuracy_lines(folder: Path) -> list[str]:
     """Return the pages' table of accuracies, in Markdown: at two experts per token."""
-    shown = ("accuracy", "accuracy, σ 0.2")
+    table, differing = read(folder)
+    shown = [number.heading for number in OF_ROUTERS if not number.layered]
+    values = ("", "accuracy", *CLEAN), ("", "fewshot_accuracy", "", "clean", 10.0)
     lines = [
-        f"| router | accuracy | 10-shot | {' | '.join(f'Δ {name}' for name in shown)} |",
-        "|---|---|---|---|---|",
+        f"| router | accuracy | 10-shot accuracy | {' | '.join(f'Δ {name}' for name in shown)} |",
+        f"|{'---|' * (3 + len(shown))}",
     ]
     for group, rows in _of_two(table).groupby("group", sort=False):
-        cells = [
-            _cell(rows, "", ("", "accuracy", *CLEAN)),
-            _cell(rows, "", ("", "fewshot_accuracy", "", "clean", 10.0)),
-        ]
-        own = differing[differing["group"] == group]
-        cells += [spread(own[own["number"] == number]) if len(own) else "" for number in shown]
-        lines.append(f"| `{rows.iloc[0]['router']}` | {' | '.join(cells)} |")
+        router, cells = rows.iloc[0]["router"], [_cell(rows, "", column) for column in values]
+        cells += [""] * len(shown) if router == VMOE else _changes(folder, differing, str(group), "", shown)
+        lines.append(f"| `{router}` | {' | '.join(cells)} |")
+    for mean, name in _means_of_two(folder).items():
+        lines.append(f"| {name} | | | {' | '.join(_changes(folder, differing, mean, '', shown))} |")
     return lines
 
 
-def steadiness_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
+def steadiness_lines(folder: Path) -> list[str]:
     """Return the pages' table of differences in κ, in Markdown: at two experts per token, the first layer first."""
-    shown = [number for number in dict.fromkeys(differing["number"]) if number.startswith("κ")]
+    table, differing = read(folder)
+    shown = [number.heading for number in OF_ROUTERS if number.layered]
     lines = [f"| MoE layer | router | {' | '.join(f'Δ {name}' for name in shown)} |"]
     lines.append(f"|{'---|' * (2 + len(shown))}")
-    routers = _of_two(table).drop_duplicates("group").set_index("group")["router"]
+    cells = _of_two(table).drop_duplicates("group")
+    names = {group: f"`{router}`" for group, router in zip(cells["group"], cells["router"], strict=True)}
+    compared_ones = {group: name for group, name in names.items() if name != f"`{VMOE}`"}
     for layer in layers(differing):
-        here = differing[(differing["layer"] == layer) & differing["group"].isin(routers.index)]
-        for group, own in here.groupby("group", sort=False):
-            cells = [spread(own[own["number"] == number]) for number in shown]
-            lines.append(f"| `{layer}` | `{routers[group]}` | {' | '.join(cells)} |")
+        for group, name in (compared_ones | _means_of_two(folder)).items():
+            changes = _changes(folder, differing, group, layer, shown)
+            lines.append(f"| `{layer}` | {name} | {' | '.join(changes)} |")
     return lines
+
+
+def _changes(
+    folder: Path, differing: pd.DataFrame, group: str, layer: str, numbers: Sequence[str]
+) -> list[str]:
+    """Return a group's differences from V-MoE's router: over trainings, or of the one training that there is."""
+    if name_of(folder) in COMPARED:
+        return cells_of(of_sweep(folder), group, layer, numbers)
+    own = differing[(differing["group"] == group) & (differing["layer"] == layer)]
+    return [spread(own[own["number"] == number]) for number in numbers]
+
+
+def _means_of_two(folder: Path) -> dict[str, str]:
+    """Return the means over routers at two experts per token, and what a page calls them."""
+    means = COMPARED[name_of(folder)].means if name_of(folder) in COMPARED else {}
+    return {name: name.split(",")[0] for name in means if name.endswith("2")}
 
 
 def contagion_lines(table: pd.DataFrame) -> list[str]:

@@ -1,6 +1,6 @@
 """Make again what is committed under ``reports/sweeps``, from the packed cells there.
 
-    make fetch-archive FILE=moeprobe-reports.tar
+    make fetch-archive
     make reports
 
 No model is needed. ``differences.csv`` holds every cell minus the reference of its sweep, of the same training seed,
@@ -10,7 +10,6 @@ image by image. To train and measure again: ``moeprobe tradeoff prc-ablation --o
 
 import argparse
 from collections import defaultdict
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -41,17 +40,14 @@ def regenerate(name: str, *, matrix: Path | None) -> None:
     """Draw and write one sweep, and its terms if the trained cells are at hand."""
     out = REPORTS / name
     result = api.tradeoff([], out=out, command="make reports")
-    sweep = SWEEPS[name]
-    write_csv(out / "differences.csv", differences(out, result.table, sweep.references))
-    if sweep.more:
-        write_csv(out / "more-differences.csv", differences(out, result.table, sweep.more))
+    write_csv(out / "differences.csv", differences(out, result.table))
     compress(out)
     sweep_figures.write(out)
     if matrix:
         write_csv(out / "terms.csv", terms(matrix, result.table))
 
 
-def differences(out: Path, table: pd.DataFrame, references: Mapping[str, str]) -> pd.DataFrame:
+def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Return what a sweep compares: each cell minus that of its reference group, of the same seed."""
     sweep = SWEEPS[out.name]
     cells = table.drop_duplicates("checkpoint")
@@ -62,7 +58,7 @@ def differences(out: Path, table: pd.DataFrame, references: Mapping[str, str]) -
     packed = read_pack(out)
     rows = []
     for (group, seed), name in by_place.items():
-        if not (reference := references.get(group)):
+        if not (reference := sweep.references.get(group)):
             continue
         for (folder, analysis, layered), numbers in probed.items():
             severities = {number.severity for number in numbers}

@@ -7,7 +7,7 @@ attacks, and Fashion-MNIST. Claims about trainings are those of ``moeprobe compa
 layers of one view and severity are a family. Writes ``reports/trainings/REPORT.csv``: the sums per image that the
 claims follow from are too large for git.
 
-Some reports are of sweeps, whose models are not committed (``SWEEP_REPORTS``). Their sums per image come from the
+Some reports are of sweeps, whose models are not committed (``COMPARED``). Their sums per image come from the
 archive (``make fetch-archive``). To train instead, give ``moeprobe tradeoff SWEEP --out FOLDER/SWEEP`` and name the
 folder: ``--sweeps FOLDER``. One core trains ``thesis-digits`` in two hours, the others in one or less. With other code
 or another processor, these models end with other bits than the committed ones.
@@ -40,6 +40,7 @@ from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import finished
 from moeprobe.results.columns import TRAININGS_COLUMNS
 from moeprobe.results.packed import read_pack
+from moeprobe.results.stored import concat
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About
 from moeprobe.results.values import CellValues
@@ -52,7 +53,7 @@ from reports.scripts import (
     regenerate_sweeps,
 )
 from reports.scripts.seeds import sums_of_cells, with_cells
-from reports.scripts.sweep_list import LAYOUTS, SWEEPS, Compared, Number
+from reports.scripts.sweep_list import COMPARED, LAYOUTS, Compared, Number
 
 OUT, CHECKPOINTS = Path("reports/trainings"), Path("checkpoints/reference")
 SEEDS, TOP_KS, OBJECTIVES = (0, 1, 2), (2, 1), ("baseline", "prc")
@@ -85,7 +86,7 @@ def main(reports: Sequence[str], *, sweeps: Path | None = None) -> None:
     """
     torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
     for report in reports:
-        make = REPORTS.get(report) or partial(of_sweeps, SWEEP_REPORTS[report], sweeps=sweeps)
+        make = REPORTS.get(report) or partial(of_packed, report, sweeps=sweeps)
         tables = list(make())
         # A sweep whose sums are not here stays as it is.
         if tables:
@@ -162,16 +163,6 @@ REPORTS: dict[str, Callable[..., Iterator[pd.DataFrame]]] = {
     "attack": of_attacks,
     "fashion": of_fashion,
 }
-# The sweeps of a report.
-SWEEP_REPORTS = {
-    "thesis": ("thesis-digits", "manual-digits"),
-    "combine": ("combine-digits",),
-    "layouts": ("routers-digits-patch4",),
-    "labels": ("labels-digits",),
-    "mixup": ("mixup-digits",),
-    "drops": ("drops-digits",),
-}
-COMPARED: dict[str, Compared] = {**SWEEPS, **LAYOUTS}
 
 
 def claims_of(
@@ -235,44 +226,55 @@ def committed(name: str) -> Path:
     return regenerate_sweeps.REPORTS / name
 
 
-def of_sweeps(names: Sequence[str], *, sweeps: Path | None) -> Iterator[pd.DataFrame]:
-    """Yield the claims of sweeps; none where the sums per image of one are not there."""
-    folders = {name: sweeps / name if sweeps else committed(name) for name in names}
-    missing = [folder for folder in folders.values() if not with_cells(folder.parent, [folder.name])]
-    if not missing:
-        for name, folder in folders.items():
-            yield from of_sweep(folder, COMPARED[name])
+def of_packed(name: str, *, sweeps: Path | None) -> Iterator[pd.DataFrame]:
+    """Yield the claims of a sweep; none where its sums per image are not there."""
+    names = [name, *([COMPARED[name].otherwise] if COMPARED[name].otherwise else [])]
+    folders = [sweeps / one if sweeps else committed(one) for one in names]
+    if all(with_cells(folder.parent, [folder.name]) for folder in folders):
+        yield from of_sweep(COMPARED[name], *folders)
 
 
-def of_sweep(out: Path, sweep: Compared) -> Iterator[pd.DataFrame]:
-    """Yield the claims about each number of a sweep, of all differences that ``Sweep.trainings`` names.
+def of_sweep(sweep: Compared, out: Path, otherwise: Path | None = None) -> Iterator[pd.DataFrame]:
+    """Yield the claims about each number of a sweep, of all its differences over trainings.
 
     Args:
-        out: the trade-off's folder.
         sweep: what is compared.
+        out: the trade-off's folder.
+        otherwise: that of ``sweep.otherwise``.
     """
+    # What names of groups and cells end in.
+    ends = {"": out} | ({f" of {sweep.otherwise}": otherwise} if otherwise else {})
+    packed = {end: read_pack(folder) for end, folder in ends.items()}
     cells = {
-        (cell.about["config"]["group"], cell.about["config"]["seed"]): name
-        for name, cell in read_pack(out).items()
+        (cell.about["config"]["group"] + end, cell.about["config"]["seed"]): name + end
+        for end, of_end in packed.items()
+        for name, cell in of_end.items()
     }
     seeds = sorted({seed for _, seed in cells})
     # The cells whose mean is a side of a difference, by what the side is called.
     sides: dict[str, list[str]] = {}
-    pairs = {}
-    for label, groups in sweep.trainings.items():
-        references = [sweep.references[group] for group in groups]
+    pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, members in sweep.pairs().items():
+        pairs[name, ""] = []
         for seed in seeds:
-            for side, members in ((label, groups), (f"reference of {label}", references)):
-                sides[f"{side}, seed {seed}"] = [cells[member, seed] for member in members]
-        pairs[label, ""] = [(f"{label}, seed {seed}", f"reference of {label}, seed {seed}") for seed in seeds]
-    needed = list(dict.fromkeys(itertools.chain.from_iterable(sides.values())))
+            checkpoint, reference = f"{name}, seed {seed}", f"reference of {name}, seed {seed}"
+            sides[checkpoint] = [cells[group, seed] for group, _ in members]
+            sides[reference] = [cells[group, seed] for _, group in members]
+            pairs[name, ""].append((checkpoint, reference))
     numbers: dict[tuple[str, str, bool, float | None], list[Number]] = {}
     for number in (*sweep.numbers, *sweep.of_trainings):
         place = number.folder, number.analysis, number.layered, number.severity
         numbers.setdefault(place, []).append(number)
     for (folder, analysis, layered, severity), of_place in numbers.items():
-        sums, about = sums_of_cells(out, needed, folder, severities=[severity], layered=layered)
-        analyses = make_analyses([analysis])
+        found = []
+        for end, of_end in packed.items():
+            # A dense model has no routing to be probed.
+            probed = [
+                one for one, cell in of_end.items() if cell.about["router"] != "none" or folder in cell.runs
+            ]
+            of_cells, about = sums_of_cells(ends[end], probed, folder, severities=[severity], layered=layered)
+            found.append(of_cells.rename({one: one + end for one in probed}))
+        sums, analyses = concat(found), make_analyses([analysis])
         claims = compare_trainings(
             # What was measured at other severities is no part of the family.
             sums.pool_draws(lists=trial_lists(analyses)).select(partial(_has_severity, severity=severity)),
@@ -360,7 +362,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("reports", nargs="*", default=[*REPORTS, *SWEEP_REPORTS])
+    parser.add_argument("reports", nargs="*", default=[*REPORTS, *COMPARED])
     parser.add_argument(
         "--sweeps", type=Path, help="folder of the sweeps' packed cells; default: where they are committed"
     )

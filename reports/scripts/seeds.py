@@ -50,7 +50,7 @@ def with_cells(root: Path, names: Sequence[str]) -> list[str]:
         if all((root / name / file).exists() for file in (PACK, PACKED_IMAGES)):
             found.append(name)
         else:
-            print(f"{root / name} stays as it is: its sums per image come from make fetch-archive FILE=…")
+            print(f"{root / name} stays as it is: its sums per image come from make fetch-archive")
     return found
 
 

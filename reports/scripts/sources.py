@@ -14,6 +14,7 @@ ROWS = Path(__file__).with_name("sources.yaml")
 STATES = ("works", "partly", "not", "nothing to build")
 COLUMNS = ("row", "where", "what", "state", "how", "ours", "theirs")
 _NUMBER = re.compile(r"\{(\w+)\}")
+_ENDS = {"sim_low": "ci_low", "sim_high": "ci_high"}
 _ABOUT = ("file", "decimals")
 
 
@@ -52,19 +53,17 @@ def value(folder: Path, name: str) -> str:
     """Return the numbers of a lookup, in the order of the files, each with its interval."""
     about = read()["numbers"][name]
     selected = []
+    missing = {column: [""] for column in ("value", *_ENDS, *_ENDS.values())}
     for path in sorted(folder.glob(about["file"])):
-        table = pd.read_csv(
-            path, keep_default_na=False, na_values={"value": [""], "ci_low": [""], "ci_high": [""]}
-        )
+        table = pd.read_csv(path, keep_default_na=False, na_values=missing)
         for column, wanted in about.items():
             if column not in _ABOUT:
                 table = table[_same(table[column], wanted)]
-        selected.append(
-            table.assign(
-                signed="comparison" in path.name
-                or path.name in ("gaps.csv", "contrasts.csv", "differences.csv")
-            )
-        )
+        is_of_trainings = path.parent.name == "trainings"
+        is_signed = is_of_trainings or "comparison" in path.name or path.name in ("gaps.csv", "contrasts.csv")
+        if is_of_trainings:  # what holds for all layers at once
+            table = table.rename(columns=_ENDS)
+        selected.append(table.assign(signed=is_signed))
     found = pd.concat(selected)
     if found.empty:
         raise LookupError(f"No number of the reports is {name} of {ROWS.name}: {about}")

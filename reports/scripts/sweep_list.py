@@ -1,7 +1,9 @@
 """What is shown of the committed sweeps: which cells are compared with which, in which numbers."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -35,15 +37,36 @@ class Compared:
     Attributes:
         references: a group of cells -> the group that it is compared with; those that are not there are references.
         numbers: what is compared.
-        trainings: what the page calls a difference over trainings -> its groups. Each is compared with its reference,
-            and the difference is the mean of theirs.
-        of_trainings: numbers that are compared over trainings, beside ``numbers``.
+        of_trainings: numbers that are compared over trainings alone.
+        means: what the page calls the mean difference of some groups -> those groups, each with its reference.
+        more: groups of further pairs -> their references; pages say of them in sentences only.
+        otherwise: a sweep of the same models, measured otherwise, with which each group is compared too.
     """
 
     references: dict[str, str]
     numbers: tuple[Number, ...]
-    trainings: dict[str, tuple[str, ...]] = field(default_factory=dict)
     of_trainings: tuple[Number, ...] = ()
+    means: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    more: dict[str, str] = field(default_factory=dict)
+    otherwise: str = ""
+
+    def pairs(self) -> dict[str, list[tuple[str, str]]]:
+        """Return what each difference over trainings is of: its name -> groups and their references.
+
+        It is called as its group is; others name the reference too. ``GROUP of SWEEP`` is one of ``otherwise``.
+        """
+        found = {group: [(group, reference)] for group, reference in self.references.items()}
+        for name, groups in self.means.items():
+            found[name] = [(group, self.references[group]) for group in groups]
+        others = [*self.more.items()]
+        if self.otherwise:
+            same = [
+                (group, f"{group} of {self.otherwise}")
+                for group in dict.fromkeys([*self.references, *self.references.values()])
+            ]
+            others += same
+            found[f"all − {self.otherwise}"] = same
+        return found | {f"{group} − {reference}": [(group, reference)] for group, reference in others}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +77,6 @@ class Sweep(Compared):
         names: groups of cells, and what the page calls them.
         values: numbers of the output that are shown beside.
         of_layers: numbers of layers that are shown beside.
-        more: the same for more pairs, whose differences pages say in sentences only.
         drawn: numbers of the output or of the first MoE layer that the figure has a panel for.
         curves: figures of learning curves: how the names of their cells begin, and the key that has a panel per value.
         over_experts: numbers that are drawn over the number of experts, a line per router.
@@ -66,7 +88,6 @@ class Sweep(Compared):
     drawn: tuple[Column, ...]
     curves: tuple[tuple[str, str], ...] = ()
     over_experts: tuple[Column, ...] = ()
-    more: dict[str, str] = field(default_factory=dict)
 
 
 ACCURACY: Column = ("accuracy", "accuracy", *CLEAN)
@@ -158,8 +179,6 @@ _CHOOSING = {
     )
     for size, said in sizes.items()
 }
-# What the plan changes in each router, alone.
-_PLANS = {name: (group.format("plan"),) for group, name in _CHOOSING.items()}
 
 
 def _plans(*routers: str) -> tuple[str, ...]:
@@ -173,10 +192,13 @@ _GROUPS = {
     for router, name in (("softmax", "softmax"), ("sinkhorn", "Sinkhorn"), ("sparse", "sparse"))
     for images, said in ((1, "one image"), (8, "eight images"))
 }
+_UNSERVED = Number("patches without an expert", "confidence", "unserved", "unserved", layered=True)
 _IN_GROUPS = Sweep(
     names=_GROUPS,
     references={group: f"{group[:-1]}1" for group in _GROUPS if group.endswith("8")},
     numbers=(_OF_ACCURACY, _OF_NOISY, _OF_SHOTS, *_OF_WEIGHTS),
+    of_trainings=(_UNSERVED,),
+    means={"mean of the routers": tuple(group for group in _GROUPS if group.endswith("8"))},
     values=(ACCURACY, NOISY, TEN_SHOTS),
     of_layers=(
         ("patches without an expert", "unserved", *CLEAN),
@@ -208,6 +230,15 @@ SWEEPS = {
     "prc-ablation": Sweep(
         names=_ABLATION,
         references={group: "balanced" for group in _ABLATION if group != "balanced"},
+        # What one term, or the noise in S, changes in PRC.
+        more={
+            group: _PRC.format(0.05, 0.5)
+            for group in (
+                _PRC.format(0.05, 0),
+                _PRC.format(0, 0.5),
+                _PRC.format(0.05, 0.5) + "-noisy-True",
+            )
+        },
         numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("prc_crops")),
         values=(ACCURACY, NOISY),
         of_layers=(
@@ -226,7 +257,6 @@ SWEEPS = {
             "balanced-importance_weight-0-load_weight-0": "no loss on the routing",
         },
         references={"balanced-importance_weight-0-load_weight-0": "balanced"},
-        trainings={"no loss − importance and load": ("balanced-importance_weight-0-load_weight-0",)},
         numbers=(_OF_ACCURACY, *_OF_WEIGHTS),
         values=(ACCURACY,),
         of_layers=(LOAD, DEAD),
@@ -248,15 +278,11 @@ SWEEPS = {
         values=(ACCURACY, NOISY),
         of_layers=(HIGHEST, LOAD, DEAD),
         drawn=(ACCURACY, _kappa("random_crop"), HIGHEST, DEAD),
-        trainings={
-            f"{what}, {said}": tuple(_LABELS.format(share, *_WITH[how]) for share in shares)
+        means={
+            what: tuple(_LABELS.format(share, *_WITH[how]) for share in _SHARES)
             for how, what in (
                 ("PRC ×10, labeled images only", "PRC"),
                 ("PRC ×10, all images", "unlabeled images"),
-            )
-            for said, shares in (
-                *((f"{100 * share:.0f} % labeled", (share,)) for share in _SHARES),
-                ("mean", _SHARES),
             )
         },
     ),
@@ -277,8 +303,7 @@ SWEEPS = {
             ("sinkhorn_expert_choice", "model.capacity_factor"),
             ("sparse_expert_choice", "model.capacity_factor"),
         ),
-        trainings=_PLANS
-        | {
+        means={
             "Sinkhorn token choice": _plans("sinkhorn_token"),
             "expert choice": _plans("sinkhorn_expert", "sparse_expert"),
             "all Sinkhorn routers": _plans("sinkhorn"),
@@ -299,10 +324,6 @@ SWEEPS = {
             _WEIGHTS,
             LOAD,
         ),
-        trainings={
-            "dense to sparse − token choice": ("moe",),
-            "gates near to the dense ones − dense to sparse": ("moe-kl",),
-        },
     ),
     "mixup-digits": Sweep(
         names={
@@ -312,11 +333,6 @@ SWEEPS = {
             "prc": "V-MoE with PRC ×10",
         },
         references={"one-view": "balanced", "mixup": "one-view", "prc": "mixup"},
-        trainings={
-            "one view − two views": ("one-view",),
-            "mixup − no mixup, one view": ("mixup",),
-            "PRC − mixup": ("prc",),
-        },
         more={"prc": "balanced"},
         numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("prc_crops")),
         values=(ACCURACY, NOISY),
@@ -330,10 +346,9 @@ SWEEPS = {
         values=(ACCURACY, NOISY),
         of_layers=(HIGHEST, LOAD, DEAD),
         drawn=(ACCURACY, _kappa("random_crop"), LOAD),
-        trainings={"by class − token choice": ("manual",)},
     ),
     # Trained in groups of one and of eight; measured in groups of eight, and of one.
-    "groups-digits": _IN_GROUPS,
+    "groups-digits": replace(_IN_GROUPS, otherwise="groups-alone-digits"),
     "groups-alone-digits": _IN_GROUPS,
     # Four experts are the reference: there the thesis has a plateau.
     "experts-digits": Sweep(
@@ -366,6 +381,9 @@ SWEEPS = {
             "layers-none-hidden_width-192": "softmax_token_choice-k2",
             "layers-none-hidden_width-576": "softmax_token_choice-k2",
         },
+        means={
+            "mean at equal FLOPs": ("layers-none-hidden_width-128", "layers-none-hidden_width-192"),
+        },
         numbers=(_OF_ACCURACY, _OF_SHOTS),
         values=(ACCURACY, TEN_SHOTS, _FLOPS),
         of_layers=(LOAD,),
@@ -378,29 +396,52 @@ VMOE = "softmax_token_choice"
 # What is compared of them.
 OF_ROUTERS = (_OF_ACCURACY, _OF_SHOTS, _OF_NOISY, *_ALL_OF_WEIGHTS)
 _ROUTERS = {
+    "priority": "k",
     "sinkhorn_token_choice": "k",
+    "sparse_token_choice": "k",
+    "hash": "k",
+    "random_fixed": "k",
     "softmax_expert_choice": "c",
     "sinkhorn_expert_choice": "c",
     "sparse_expert_choice": "c",
     "soft_moe": "c",
 }
+# Those of "Routers in Vision MoE".
+_OF_PAPER = (
+    "sinkhorn_token_choice",
+    "softmax_expert_choice",
+    "sinkhorn_expert_choice",
+    "sparse_expert_choice",
+    "soft_moe",
+)
 
 
-def _routers(budget: int, *, but: str = "") -> tuple[str, ...]:
-    """Return the groups of the other routers with k or c of this size, without one of them."""
-    return tuple(f"{router}-{name}{budget}" for router, name in _ROUTERS.items() if router != but)
-
-
-# The layout with three trainings of each router.
-LAYOUTS = {
-    "routers-digits-patch4": Compared(
-        references={group: f"{VMOE}-k{budget}" for budget in (1, 2) for group in _routers(budget)},
+def _layout(routers: Iterable[str], *budgets: int) -> Compared:
+    """Return what is compared of routers with k or c of these sizes."""
+    groups = {budget: [f"{router}-{_ROUTERS[router]}{budget}" for router in routers] for budget in budgets}
+    return Compared(
+        references={group: f"{VMOE}-k{budget}" for budget, of_size in groups.items() for group in of_size},
         numbers=OF_ROUTERS,
-        trainings={group: (group,) for budget in (2, 1) for group in _routers(budget)}
-        | {
-            f"balanced plans and expert choice, k or c = {budget}": _routers(budget, but="soft_moe")
-            for budget in (2, 1)
-        },
         of_trainings=_OF_SETS,
+        means={
+            f"balanced plans and expert choice, k or c = {budget}": tuple(
+                group for group in of_size if group.startswith(("sinkhorn", "sparse", "softmax"))
+            )
+            for budget, of_size in groups.items()
+        },
     )
+
+
+# The layouts with three trainings of each router.
+LAYOUTS = {
+    "routers-digits": _layout(_ROUTERS, 2, 1),
+    "routers-shapes": _layout(_ROUTERS, 2),
+    "routers-digits-patch4": _layout(_OF_PAPER, 2, 1),
 }
+# The sweeps with three trainings of each group.
+COMPARED: dict[str, Compared] = {**SWEEPS, **LAYOUTS}
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a sweep whose tables lie in a folder of ``reports/sweeps`` or ``reports/routers``."""
+    return f"routers-{folder.name}" if folder.parent.name == "routers" else folder.name

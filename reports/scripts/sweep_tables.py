@@ -1,29 +1,30 @@
 """The tables of the pages about sweeps, from their committed numbers."""
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from moeprobe.results.packed import read_pack
-from reports.scripts.seeds import Column, layers, middle, read, spread
-from reports.scripts.sweep_list import SWEEPS
+from reports.scripts.seeds import Column, layers, middle, read
+from reports.scripts.sweep_list import SWEEPS, Number
+from reports.scripts.training_tables import cells_of, of_sweep
 
 # In millions.
 _SCALES = {"flops_per_image": 1e-6}
 
 
 def outputs(folder: Path) -> list[str]:
-    """Return the numbers of the output, a line per group of cells, and differences to its reference."""
+    """Return the numbers of the output, a line per group of cells, and mean differences from its reference."""
     sweep = SWEEPS[folder.name]
-    numbers = [number.heading for number in sweep.numbers if not number.layered]
-    return _lines(folder, "", sweep.values, numbers)
+    return _lines(folder, "", sweep.values, _headings(sweep.numbers, layered=False))
 
 
 def of_layers(folder: Path) -> list[str]:
     """Return the same of the MoE layers, the first one first."""
     sweep = SWEEPS[folder.name]
-    numbers = [number.heading for number in sweep.numbers if number.layered]
+    numbers = _headings((*sweep.numbers, *sweep.of_trainings), layered=True)
     table, _ = read(folder)
     found = [_lines(folder, layer, sweep.of_layers, numbers) for layer in layers(table)]
     return [*found[0], *(line for more in found[1:] for line in more[2:])]
@@ -31,7 +32,8 @@ def of_layers(folder: Path) -> list[str]:
 
 def _lines(folder: Path, layer: str, values: tuple[Column, ...], numbers: list[str]) -> list[str]:
     sweep = SWEEPS[folder.name]
-    table, differing = read(folder)
+    table, _ = read(folder)
+    claims = of_sweep(folder)
     headings = [*([layer and "MoE layer"] if layer else []), "", *(heading for heading, *_ in values)]
     headings += [f"Δ {number}" for number in numbers]
     lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
@@ -39,7 +41,6 @@ def _lines(folder: Path, layer: str, values: tuple[Column, ...], numbers: list[s
         rows = table[table["group"] == group]
         if layer and layer not in set(rows["layer"]):
             continue  # a dense model
-        own = differing[(differing["group"] == group) & (differing["layer"] == layer)]
         cells = [f"`{layer}`"] if layer else []
         cells += [
             name,
@@ -48,9 +49,7 @@ def _lines(folder: Path, layer: str, values: tuple[Column, ...], numbers: list[s
                 for column in values
             ),
         ]
-        cells += [
-            spread(own[own["number"] == number]) if group in sweep.references else "" for number in numbers
-        ]
+        cells += cells_of(claims, group, layer, numbers) if group in sweep.references else [""] * len(numbers)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -89,6 +88,10 @@ def drops(folder: Path) -> list[str]:
             cells.append(f"{min(values):.3f} to {max(values):.3f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def _headings(numbers: Iterable[Number], *, layered: bool) -> list[str]:
+    return [number.heading for number in numbers if number.layered == layered]
 
 
 def _digits(column: Column) -> int:

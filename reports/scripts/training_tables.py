@@ -1,6 +1,6 @@
 """Claims about other trainings and other images, as a page shows them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -8,6 +8,7 @@ import pandas as pd
 from moeprobe.inputs.corruptions import FAMILIES, MEAN, NAMES
 from reports.scripts.attack_tables import OBJECTIVES
 from reports.scripts.more_tables import corruption_name
+from reports.scripts.sweep_list import COMPARED, name_of
 
 # Number: metric (of the set for k experts), null; in the order of the page.
 _NUMBERS = {
@@ -77,45 +78,25 @@ def attacks(folder: Path) -> list[str]:
     return _by_rows("attack on | ε", rows, _OF_ATTACKS)
 
 
-def sweeps(folder: Path) -> list[str]:
-    """Return what sweeps compare: a line per number of the output or of a layer, a column per difference."""
-    table = _read(folder)
-    groups = list(dict.fromkeys(table["group"]))
-    written = [f"| MoE layer | | {' | '.join(groups)} |", f"|{'---|' * (len(groups) + 2)}"]
-    for (number, layer), rows in table.groupby(["number", "layer"], sort=False):
-        cells = [cell_of(rows[rows["group"] == group]) for group in groups]
+def means(folder: Path) -> list[str]:
+    """Return the means of differences of a sweep: a line per number of the output or of a layer, a column per mean."""
+    claims, names = of_sweep(folder), list(COMPARED[name_of(folder)].means)
+    written = [f"| MoE layer | | {' | '.join(names)} |", f"|{'---|' * (len(names) + 2)}"]
+    for (number, layer), rows in claims.groupby(["number", "layer"], sort=False):
+        cells = [cell_of(rows[rows["group"] == name]) for name in names]
         written.append(f"| {f'`{layer}`' if layer else 'output'} | {number} | {' | '.join(cells)} |")
     return written
 
 
-def routers(folder: Path) -> list[str]:
-    """Return how outputs differ from those of V-MoE's router at k or c = 2: a line per router."""
-    return _by_router(folder, layered=False)
+def of_sweep(folder: Path) -> pd.DataFrame:
+    """Return the claims of a sweep by the folder of its other tables."""
+    return _read(folder.parents[1] / "trainings" / name_of(folder))
 
 
-def layers_of_routers(folder: Path) -> list[str]:
-    """Return the same of κ of the combine weights in each layer."""
-    return _by_router(folder, layered=True)
-
-
-def _by_router(folder: Path, *, layered: bool) -> list[str]:
-    table = _read(folder)
-    rows = table[
-        table["group"].str.endswith("2")
-        & (table["layer"].ne("") == layered)
-        & ~table["number"].str.startswith("κ of sets")
-    ]
-    numbers = list(dict.fromkeys(rows["number"]))
-    heads = [*(["MoE layer"] if layered else []), "router", *(f"Δ {number}" for number in numbers)]
-    written = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for layer in sorted(set(rows["layer"])):
-        for group in dict.fromkeys(rows["group"]):
-            of_group = rows[(rows["group"] == group) & (rows["layer"] == layer)]
-            cells = [cell_of(of_group[of_group["number"] == number]) for number in numbers]
-            # A group of cells is a router and its k or c; means of several have a name in words.
-            name = group.split(",")[0] if "," in group else f"`{group.rpartition('-')[0]}`"
-            written.append(f"| {' | '.join([*([f'`{layer}`'] if layered else []), name, *cells])} |")
-    return written
+def cells_of(claims: pd.DataFrame, group: str, layer: str, numbers: Iterable[str]) -> list[str]:
+    """Return the differences of a group of cells: a cell per number."""
+    own = claims[(claims["group"] == group) & (claims["layer"] == layer)]
+    return [cell_of(own[own["number"] == number]) for number in numbers]
 
 
 def _by_rows(first: str, rows: Mapping[str, pd.DataFrame], metrics: Mapping[str, str]) -> list[str]:

@@ -147,12 +147,16 @@ def over_seeds(found: pd.DataFrame, digits: int = 2) -> tuple[float, float, floa
     return round(float(mean), digits), round(float(mean - reach), digits), round(float(mean + reach), digits)
 
 
-def over_both(data: str, metric: str, top_k: int | None = None, digits: int = 2, **equal: Any) -> Ends:
+def over_both(
+    data: str, metric: str | None = None, top_k: int | None = None, digits: int = 2, **equal: Any
+) -> Ends:
     """Mean of pairs of trainings, and its interval over trainings and images for all layers at once, rounded."""
-    where = equal if top_k is None else equal | {"top_k": top_k}
-    row = rows(f"trainings/{data}.csv", metric=metric, **where)
+    wanted = equal | {"metric": metric, "top_k": top_k}
+    row = rows(
+        f"trainings/{data}.csv", **{name: value for name, value in wanted.items() if value is not None}
+    )
     if len(row) != 1:
-        raise LookupError(f"{len(row)} rows of {metric} have {equal}")
+        raise LookupError(f"{len(row)} rows have {wanted}")
     value, low, high = (
         round(float(row[name].iloc[0]), digits) + 0.0 for name in ("value", "sim_low", "sim_high")
     )

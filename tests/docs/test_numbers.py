@@ -65,8 +65,7 @@ def test_every_table_of_the_reports_is_on_a_page() -> None:
         "reports/corruptions", "reports/deformations", "reports/precision", "reports/align",
         "reports/flips", "reports/experts", "reports/exchanged", "reports/mutants",
         "reports/trainings/digits", "reports/trainings/shapes", "reports/trainings/corruptions",
-        "reports/trainings/attack", "reports/trainings/fashion", "reports/trainings/combine",
-        "reports/trainings/thesis", "reports/trainings/layouts", "reports/trainings/labels", "reports/trainings/mixup",
+        "reports/trainings/attack", "reports/trainings/fashion",
         "reports/regret",
         "reports/real", "reports/real-texts",
     }  # fmt: skip

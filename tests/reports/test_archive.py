@@ -76,6 +76,35 @@ def test_an_archive_that_is_none_is_refused(root: Path, content: bytes | None, s
         archive.fetch(path, root=root)
 
 
+def test_files_that_were_once_in_git_come_back_from_its_history(root: Path) -> None:
+    """Of several versions the one that the manifest names, whatever lies there now."""
+
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+        subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True)
+
+    right = {name: (root / name).read_bytes() for name in NAMES}
+    git("init", "-q")
+    for version in (b"older", None, b"newer"):
+        for name in NAMES:
+            (root / name).write_bytes(right[name] if version is None else version)
+        git("add", *NAMES)
+        git("commit", "-qm", "version")
+    git("rm", "-q", *NAMES)
+    git("commit", "-qm", "too heavy")
+    (root / NAMES[1]).parent.mkdir(parents=True, exist_ok=True)
+    (root / NAMES[1]).write_bytes(b"damaged")
+    assert archive.restore(root=root) == sorted(NAMES)
+    assert {name: (root / name).read_bytes() for name in NAMES} == right
+    assert archive.restore(root=root) == []
+
+
+def test_a_history_without_a_file_is_told(root: Path) -> None:
+    (root / NAMES[0]).unlink()
+    with pytest.raises(api.UserError, match=r"No commit of this checkout has the .*cells\.parquet"):
+        archive.restore(root=root)
+
+
 def _listed(*words: str) -> list[str]:
     return subprocess.run(
         ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True

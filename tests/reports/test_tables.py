@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy import stats
 
 from moeprobe.studies.paper.tables import markdown
 from reports.scripts import at_once, regenerate, regenerate_routers
@@ -67,6 +68,15 @@ def test_contrasts_of_routers_are_differences_of_means(
         first, second = (sum(side) / len(side) for side in sides)
         assert row.value == pytest.approx(first - second, abs=1e-8)
         assert row.ci_low <= row.value <= row.ci_high and row.images == here["images"].iloc[0]
+    together = contrasts[contrasts["source"] == "trainings"]
+    keys = ["measure", "contrast", "budget"]
+    assert len(together) == (0 if seeds == 1 else len(own) / seeds)
+    for row in together.itertuples():
+        same = own[(own[keys] == [getattr(row, key) for key in keys]).all(axis=1)]
+        assert row.value == pytest.approx(same["value"].mean(), abs=1e-8)
+        # No narrower than the seeds alone or the images alone say.
+        reach = (row.ci_high - row.ci_low) / 2
+        assert reach >= stats.norm.isf(0.025) * stats.sem(same["value"]) - 1e-9
     # By hand, of the paper's Table 1: (43.83 + 43.65 + 43.43) / 3 − (41.23 + 41.63) / 2.
     theirs = contrasts[contrasts["source"] == "paper"]
     if 1 in budgets:

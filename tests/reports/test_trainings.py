@@ -20,7 +20,7 @@ from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 from reports.scripts import regenerate_trainings
-from reports.scripts.sweep_list import Compared, Number
+from reports.scripts.sweep_list import COMPARED, Compared, Number
 from tests.judging.test_differences import ABOUT, answered
 
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -104,28 +104,45 @@ def test_claims_of_fashion_mnist_are_the_means_of_the_seeds() -> None:
     assert len(claims) == 26
 
 
-@pytest.mark.parametrize("report", list(regenerate_trainings.SWEEP_REPORTS))
-def test_claims_of_sweeps_are_the_means_of_the_seeds(report: str) -> None:
-    claims = read(f"trainings/{report}.csv")
-    names = regenerate_trainings.SWEEP_REPORTS[report]
-    folders = [REPORTS.parent / regenerate_trainings.committed(name) for name in names]
-    seeds = pd.concat([read(f"{folder}/differences.csv") for folder in folders])
-    compared_groups = [regenerate_trainings.COMPARED[name].trainings for name in names]
-    groups = {label: members for of_sweep in compared_groups for label, members in of_sweep.items()}
-    assert set(claims["group"]) == set(groups)
+@pytest.mark.parametrize("name", list(COMPARED))
+def test_claims_of_sweeps_are_the_means_of_the_seeds(name: str) -> None:
+    claims, sweep = read(f"trainings/{name}.csv"), COMPARED[name]
+    seeds = read(f"{REPORTS.parent / regenerate_trainings.committed(name)}/differences.csv")
+    assert set(claims["group"]) == set(sweep.pairs())
+    committed = {number.heading for number in sweep.numbers}
     compared = 0
     for row in claims.to_dict("records"):
-        of_row = seeds[seeds["group"].isin(groups[row["group"]]) & (seeds["number"] == row["number"])]
-        values = of_row[of_row["layer"] == row["layer"]]["value"]
-        # Differences of seeds in what is compared over trainings alone are not committed.
-        if row["number"] != "highest gate" and not row["number"].startswith("κ of sets"):
-            assert len(values) == 3 * len(groups[row["group"]]), row
-            assert row["value"] == pytest.approx(values.mean(), abs=1e-6), row
+        pairs = sweep.pairs()[row["group"]]
+        # Differences of seeds from other references, or of what is compared over trainings alone, are not committed.
+        if row["number"] in committed and all(sweep.references.get(one) == other for one, other in pairs):
+            of_row = seeds[seeds["group"].isin([group for group, _ in pairs])]
+            of_row = of_row[(of_row["number"] == row["number"]) & (of_row["layer"] == row["layer"])]
+            assert len(of_row) == 3 * len(pairs), row
+            assert row["value"] == pytest.approx(of_row["value"].mean(), abs=1e-6), row
             compared += 1
     assert compared >= min(20, len(claims)) > 0
 
 
-@pytest.mark.parametrize("data", [*regenerate_trainings.REPORTS, *regenerate_trainings.SWEEP_REPORTS])
+def test_claims_of_what_measurement_changes_are_the_means_of_the_tables() -> None:
+    """The same models in groups of eight images and alone, by the committed table of each."""
+    claims = read("trainings/groups-digits.csv")
+    own = claims[claims["group"] == "all − groups-alone-digits"].set_index(["number", "layer"])["value"]
+    means = []
+    for name in ("groups-digits", "groups-alone-digits"):
+        table = read(f"sweeps/{name}/table.csv.gz")
+        kappa = table[(table["metric"] == "weight_cosine_kappa") & (table["view"] == "random_crop")]
+        kappa = kappa[(kappa["null"] == "pooled") & kappa["draw"].isna() & (kappa["tokens"] == "patch")]
+        unserved = table[(table["metric"] == "unserved") & (table["view"] == "clean") & table["draw"].isna()]
+        found = [rows.groupby("layer")["value"].mean() for rows in (kappa, unserved)]
+        assert [len(rows) for rows in (kappa, unserved)] == [36, 36]
+        means.append(found)
+    for place, number in enumerate(("κ, random_crop", "patches without an expert")):
+        for layer in LAYERS:
+            expected = means[0][place][layer] - means[1][place][layer]
+            assert own[number, layer] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("data", [*regenerate_trainings.REPORTS, *COMPARED])
 def test_intervals_follow_from_the_components(data: str) -> None:
     """Variances of both samples, Satterthwaite's degrees of freedom, t, and Šidák's rule over the layers."""
     table = read(f"trainings/{data}.csv")
@@ -195,7 +212,8 @@ SWEEP = Compared(
         Number("accuracy", "eval", "output", "accuracy"),
         Number("highest gate", "confidence", "confidence", "gate_highest", layered=True),
     ),
-    trainings={"a": ("plan-a",), "both": ("plan-a", "plan-b")},
+    means={"both": ("plan-a", "plan-b")},
+    more={"plan-b": "plan-a"},
 )
 
 
@@ -215,7 +233,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
             **{layer: tokens * share for layer, share in shares.items()},
         }
     packed = {
-        f"{group}-seed{seed}": PackedCell(about={"config": {"group": group, "seed": seed}}, runs={})
+        f"{group}-seed{seed}": PackedCell(
+            about={"config": {"group": group, "seed": seed}, "router": "r"}, runs={}
+        )
         for group, seed in places
     }
 
@@ -251,10 +271,16 @@ def crossed(of_pairs: np.ndarray) -> tuple[float, float, float]:
 
 def test_claims_of_a_sweep_follow_from_its_sums_per_image(made_up: dict[str, dict[str, Any]]) -> None:
     """Means over groups, an image's influence on a ratio, two variances and Šidák's rule, in a few lines of NumPy."""
-    claims = pd.concat(regenerate_trainings.of_sweep(Path("made-up"), SWEEP), ignore_index=True)
+    claims = pd.concat(regenerate_trainings.of_sweep(SWEEP, Path("made-up")), ignore_index=True)
     keys = claims.fillna({"layer": ""}).set_index(["group", "number", "layer"])
     places = [("accuracy", ""), *(("highest gate", layer) for layer in LAYERS)]
-    assert set(keys.index) == {(group, *place) for group in ("a", "both") for place in places}
+    groups = {
+        "plan-a": [("plan-a", "softmax-a")],
+        "plan-b": [("plan-b", "softmax-b")],
+        "plan-b − plan-a": [("plan-b", "plan-a")],
+        "both": [("plan-a", "softmax-a"), ("plan-b", "softmax-b")],
+    }
+    assert set(keys.index) == {(group, *place) for group in groups for place in places}
 
     def of_images(name: str, layer: str) -> np.ndarray:
         if not layer:
@@ -263,10 +289,9 @@ def test_claims_of_a_sweep_follow_from_its_sums_per_image(made_up: dict[str, dic
         ratio = highest.sum() / tokens.sum()
         return ratio + (highest - ratio * tokens) / tokens.mean()
 
-    for (group, kinds), (number, layer) in itertools.product([("a", "a"), ("both", "ab")], places):
+    for (group, pairs), (number, layer) in itertools.product(groups.items(), places):
         differences = [
-            [of_images(f"plan-{kind}-seed{seed}", layer) - of_images(f"softmax-{kind}-seed{seed}", layer)
-             for kind in kinds]
+            [of_images(f"{one}-seed{seed}", layer) - of_images(f"{other}-seed{seed}", layer) for one, other in pairs]
             for seed in range(3)
         ]  # fmt: skip
         value, error, freedom = crossed(np.mean(differences, axis=1))
@@ -281,6 +306,6 @@ def test_a_sweep_without_its_sums_per_image_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(regenerate_trainings, "OUT", tmp_path)
-    regenerate_trainings.main(["combine"], sweeps=tmp_path / "nothing")
+    regenerate_trainings.main(["combine-digits"], sweeps=tmp_path / "nothing")
     assert "combine-digits stays as it is" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
