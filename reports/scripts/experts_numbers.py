@@ -27,10 +27,20 @@ _SPLITS = 200
 
 def likeness(sums: Sums, bootstrap: Bootstrap) -> dict[str, Replicates]:
     """Return the mean over pairs of experts: distance over that of permuted patches, and alignment."""
-    return {
-        DISTANCE: _replicate(bootstrap, _distance_columns(sums), lambda totals: _distances(totals).mean(0)),
-        CKA: _replicate(bootstrap, _alignment_columns(sums), lambda totals: _alignments(totals).mean(0)),
-    }
+    return {name: _replicate(bootstrap, *parts) for name, parts in _likeness(sums).items()}
+
+
+def of_images(sums: Sums) -> dict[str, Array]:
+    """Return what each image says of the same ``(n,)``, whose mean is the number.
+
+    It is n times the number, less n − 1 times that of the other images.
+    """
+    found = {}
+    for name, (columns, value) in _likeness(sums).items():
+        count, total = len(columns), columns.sum(0)
+        others = value((total - columns).T)
+        found[name] = count * value(total[:, None]) - (count - 1) * others
+    return found
 
 
 def ranks(models: Sequence[Sums], criterion: str, target: str, bootstrap: Bootstrap) -> Replicates:
@@ -65,6 +75,14 @@ def halves(sums: Sums, target: str) -> float:
 def _replicate(bootstrap: Bootstrap, columns: Array, value: Callable[[Array], Array]) -> Replicates:
     [replicates] = bootstrap.replicate([(OfTotals(columns, value), np.ones(len(columns), int))])
     return replicates
+
+
+def _likeness(sums: Sums) -> dict[str, tuple[Array, Callable[[Array], Array]]]:
+    """Return, by number, its columns of each image and the number ``(R,)`` of their totals ``(columns, R)``."""
+    return {
+        DISTANCE: (_distance_columns(sums), lambda totals: _distances(totals).mean(0)),
+        CKA: (_alignment_columns(sums), lambda totals: _alignments(totals).mean(0)),
+    }
 
 
 def _distance_columns(sums: Sums) -> Array:

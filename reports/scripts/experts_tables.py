@@ -7,6 +7,7 @@ import pandas as pd
 
 from moeprobe.metrics.analyses.experts import BANNED, PRICE_BAND, PRICE_BEYOND, intervention_metric
 from reports.scripts import experts_numbers as numbers
+from reports.scripts.claims import cell_of
 from reports.scripts.more_tables import SIDES, signed, span
 from reports.scripts.objectives import MODELS
 from reports.scripts.regenerate_experts import ALL, OFF
@@ -72,11 +73,13 @@ def likeness(folder: Path) -> list[str]:
     heads += [f"nearest pair: {side}" for side in SIDES[:2]]
     lines = _head("MoE layer", heads)
     for (name, rows), (_, of_pairs) in zip(_layers(table), _layers(pairs), strict=True):
-        means = [
-            cell
-            for metric in (numbers.DISTANCE, numbers.CKA)
-            for cell in _sides(rows[rows["metric"] == metric], 3)
-        ]
+        means = []
+        for metric in (numbers.DISTANCE, numbers.CKA):
+            own = rows[rows["metric"] == metric]
+            together = own[own["kind"] == "trainings"].rename(
+                columns={"ci_low": "sim_low", "ci_high": "sim_high"}
+            )
+            means += [*_sides(own, 3)[:2], cell_of(together)]
         nearest = of_pairs.groupby(["model", "train_seed"])["distance"].min()
         least = [span(nearest[model], 2) for model in MODELS.values()]
         lines.append(f"{name} | {' | '.join([*means, *least])} |")

@@ -6,6 +6,7 @@ import pandas as pd
 
 from benchmarks.mutants import share
 from moeprobe.inputs.corruptions import FAMILIES, NAMES
+from reports.scripts.claims import cell_of, read
 from reports.scripts.seeds import layers
 
 SHOWN = (1, 3, 5, 7, 10)
@@ -61,18 +62,19 @@ def areas(folder: Path) -> list[str]:
 
 def critical(folder: Path) -> list[str]:
     """Return margins, sensitivities and critical noise: a line per MoE layer and number."""
-    table = _of_patches(folder)
+    table, claims = _of_patches(folder), read(folder.parent / "trainings" / "margins")
     lines = [f"| MoE layer |  | {' | '.join(SIDES)} |", "|---|---|---|---|---|"]
     for layer in dict.fromkeys(table["layer"]):
         for metric, name in CRITICAL.items():
             rows = table[(table["layer"] == layer) & (table["metric"] == metric)]
-            lines.append(f"| `{layer}` | {name} | {' | '.join(_sides(rows))} |")
+            change = cell_of(claims[(claims["layer"] == layer) & (claims["metric"] == metric)])
+            lines.append(f"| `{layer}` | {name} | {' | '.join([*_sides(rows), change])} |")
     return lines
 
 
 def predicted(folder: Path) -> list[str]:
     """Return flips and how well margins predict them: a line per MoE layer and perturbation."""
-    table = _of_patches(folder)
+    table, claims = _of_patches(folder), read(folder.parent / "trainings" / "margins")
     sides = [(metric, side) for metric in PREDICTED for side in SIDES if side != "Δ" or metric == "flip_rate"]
     names = [f"{PREDICTED[metric]}: {side}" for metric, side in sides]
     lines = [f"| MoE layer |  | {' | '.join(names)} |", f"|{'---|' * (2 + len(names))}"]
@@ -81,10 +83,13 @@ def predicted(folder: Path) -> list[str]:
         ["layer", "view", "severity"], sort=False, dropna=False
     ):
         perturbation = f"σ {severity:g}" if view == "gaussian_noise" else f"`{view}`"
-        of_metric = {
-            metric: dict(zip(SIDES, _sides(rows[rows["metric"] == metric]), strict=True))
-            for metric in PREDICTED
-        }
+        here = claims[(claims["layer"] == layer) & (claims["view"] == view)]
+        # A blur has one level, and bfloat16 none.
+        here = here[here["severity"].eq(severity) | (view != "gaussian_noise")]
+        of_metric = {}
+        for metric in PREDICTED:
+            own = [*_sides(rows[rows["metric"] == metric]), cell_of(here[here["metric"] == metric])]
+            of_metric[metric] = dict(zip(SIDES, own, strict=True))
         cells = [of_metric[metric][side] for metric, side in sides]
         lines.append(f"| `{layer}` | {perturbation} | {' | '.join(cells)} |")
     return lines
@@ -115,12 +120,11 @@ def _of_patches(folder: Path) -> pd.DataFrame:
 
 
 def _sides(rows: pd.DataFrame) -> list[str]:
-    """Return the values of both models and their difference; "–" where there are none."""
+    """Return the values of both models; "–" where there are none."""
     if rows.empty:
-        return ["–"] * 3
+        return ["–"] * 2
     values = rows[rows["kind"] == "value"]
-    sides = [span(values.loc[values["model"] == model, "value"]) for model in ("V-MoE", "V-MoE with PRC")]
-    return [*sides, signed(rows[rows["kind"] == "difference"])]
+    return [span(values.loc[values["model"] == model, "value"]) for model in ("V-MoE", "V-MoE with PRC")]
 
 
 def deformations(folder: Path) -> list[str]:
@@ -128,11 +132,14 @@ def deformations(folder: Path) -> list[str]:
     head = ["", "k", "view", "severity", "V-MoE", "V-MoE with PRC", "difference"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     table = pd.read_csv(folder / "digits.csv", keep_default_na=False)
+    claims = read(folder.parent / "trainings" / "deformations")
+    # κ of the first MoE layer; switches are of the whole model.
+    claims = claims[claims["layer"].isin(["", layers(claims)[0]])]
     for (metric, top_k, view), rows in table.groupby(["metric", "top_k", "view"], sort=False):
         name, digits = ("switches", 1) if metric == "switches" else ("κ", 3)
         sides = [span(rows[side], digits) for side in ("baseline", "prc")]
-        renamed = rows.rename(columns={"difference_low": "ci_low", "difference_high": "ci_high"})
-        apart = signed(renamed.assign(value=rows["difference"]), digits)
+        here = claims[(claims["metric"] == metric) & (claims["top_k"] == top_k) & (claims["view"] == view)]
+        apart = cell_of(here, digits)
         severity = str(rows["severity"].iloc[0])
         lines.append(f"| {' | '.join([name, str(top_k), f'`{view}`', severity, *sides, apart])} |")
     return lines
@@ -190,6 +197,7 @@ def transfer(folder: Path) -> list[str]:
     """Return the accuracy with ten shots of other data: a line per data set and k."""
     lines = ["| trained on | shots of | images | k | by chance | V-MoE | V-MoE with PRC | difference |"]
     lines.append(f"|{'---|' * 8}")
+    claims = read(folder.parent / "trainings" / "transfer")
     for path in sorted(folder.glob("*.csv")):
         table = pd.read_csv(path)
         for top_k, rows in table.groupby("top_k", sort=False):
@@ -199,9 +207,9 @@ def transfer(folder: Path) -> list[str]:
             }
             chance = span(pd.concat([one for (number, _), one in of.items() if number == "by chance"]))
             sides = [span(of["accuracy", model]) for model in ("V-MoE", "V-MoE with PRC")]
-            apart = rows[(rows["kind"] == "difference") & (rows["number"] == "accuracy")]
+            apart = cell_of(claims[(claims["group"] == path.stem) & (claims["top_k"] == top_k)])
             about = [rows["trained_on"].iloc[0], path.stem, f"{rows['images'].iloc[0]}", f"{top_k}"]
-            lines.append(f"| {' | '.join([*about, chance, *sides, signed(apart)])} |")
+            lines.append(f"| {' | '.join([*about, chance, *sides, apart])} |")
     return lines
 
 

@@ -26,6 +26,8 @@ from moeprobe.metrics.analyses.experts import (
     intervention_metric,
 )
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
+from moeprobe.metrics.stats.proportions import CONFIDENCE
+from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.results.figures import panels, save
 from moeprobe.results.palette import COLORS
 from moeprobe.runtime.files import write_csv
@@ -127,13 +129,19 @@ def sums_of(run: api.Result) -> dict[tuple[str, str], numbers.Sums]:
 
 
 def likeness(sums: dict[tuple[int, int, str, str], numbers.Sums]) -> pd.DataFrame:
-    """Return how alike two experts are on average: a row per k, seed, layer, number and model, and the difference."""
+    """Return how alike two experts are on average: a row per k, seed, layer, number and model, and the difference.
+
+    The difference of all seeds has an interval over trainings and images, of all layers together.
+    """
     rows = []
     bootstrap = _bootstrap(sums)
-    for k, seed, layer in dict.fromkeys((k, seed, layer) for k, seed, _, layer in sums):
-        first, second = (
-            numbers.likeness(sums[k, seed, model, layer], bootstrap) for model in MODELS.values()
-        )
+    places = dict.fromkeys((k, seed, layer) for k, seed, _, layer in sums)
+    # Of each image, by k, layer and number: a seed a line.
+    differences: dict[tuple[int, str, str], list[np.ndarray]] = {}
+    for k, seed, layer in places:
+        of_models = [sums[k, seed, model, layer] for model in MODELS.values()]
+        first, second = (numbers.likeness(one, bootstrap) for one in of_models)
+        images = [numbers.of_images(one) for one in of_models]
         for metric, value in first.items():
             sides = [(model, "value") for model in MODELS.values()] + [(MODELS["prc"], "difference")]
             values = (value, second[metric], second[metric].minus(value))
@@ -143,7 +151,14 @@ def likeness(sums: dict[tuple[int, int, str, str], numbers.Sums]) -> pd.DataFram
                 | _interval(one)
                 for (model, kind), one in zip(sides, values, strict=True)
             ]
-    return pd.DataFrame(rows).round(_DIGITS)
+            differences.setdefault((k, layer, metric), []).append(images[1][metric] - images[0][metric])
+    confidence = CONFIDENCE ** (1 / len({layer for _, _, layer in places}))
+    for (k, layer, metric), of_seeds in differences.items():
+        estimate = TwoWay.of(np.array(of_seeds))
+        low, high = estimate.ends(confidence)
+        about = {"k": k, "model": MODELS["prc"], "kind": "trainings", "layer": layer, "metric": metric}
+        rows.append(about | {"value": estimate.value, "ci_low": low, "ci_high": high})
+    return pd.DataFrame(rows).astype({"train_seed": "Int64"}).round(_DIGITS)
 
 
 def ranks(sums: dict[tuple[int, int, str, str], numbers.Sums]) -> pd.DataFrame:

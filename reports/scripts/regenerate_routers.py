@@ -19,9 +19,9 @@ from moeprobe import api
 from moeprobe.runtime.files import write_csv
 from reports.scripts import contrasts
 from reports.scripts.at_once import each
+from reports.scripts.claims import cells_of, of_sweep
 from reports.scripts.seeds import CLEAN, Column, compared, compress, layers, middle, read, spread, with_cells
 from reports.scripts.sweep_list import COMPARED, OF_ROUTERS, VMOE, name_of
-from reports.scripts.training_tables import cells_of, of_sweep
 
 REPORTS = Path("reports/routers")
 # Of ``python -m benchmarks.speed models``, a folder per data set: steps timed in turn.

@@ -3,7 +3,7 @@
     python -m reports.scripts.regenerate_trainings [REPORT ...]
 
 The three committed pairs of checkpoints (V-MoE, and V-MoE with PRC) run over the same images: crops, corruptions,
-attacks, and Fashion-MNIST. Claims about trainings are those of ``moeprobe compare``, over seeds and images at once; the
+attacks, deformations, margins, flips, shots of other data, and Fashion-MNIST. Claims about trainings are those of ``moeprobe compare``, over seeds and images at once; the
 layers of one view and severity are a family. Writes ``reports/trainings/REPORT.csv``: the sums per image that the
 claims follow from are too large for git.
 
@@ -31,6 +31,7 @@ from moeprobe.inputs.corruptions import FAMILIES, MEAN, NAMES
 from moeprobe.judging import differences
 from moeprobe.judging.summarize import Combine
 from moeprobe.judging.trainings import compare_trainings, groups_of_pairs
+from moeprobe.metrics.analyses.flips import FORCED, flip_metric
 from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.declaration import NumberName
 from moeprobe.metrics.stats.bootstrap import average
@@ -48,9 +49,13 @@ from moeprobe.runtime.files import write_csv
 from reports.scripts import (
     regenerate_attack,
     regenerate_corruptions,
+    regenerate_critical,
+    regenerate_deformations,
     regenerate_fashion,
+    regenerate_flips,
     regenerate_routers,
     regenerate_sweeps,
+    regenerate_transfer,
 )
 from reports.scripts.seeds import sums_of_cells, with_cells
 from reports.scripts.sweep_list import COMPARED, LAYOUTS, Compared, Number
@@ -65,7 +70,19 @@ ATTACKS = {
     ("routes", "attack_routes"): (8,),
     ("overload", "attack_overload"): (8,),
 }
-ANALYSES = {"output", "match", "set_match", "busiest_expert", "information"}
+ANALYSES = {
+    "output",
+    "fewshot",
+    "match",
+    "set_match",
+    "busiest_expert",
+    "information",
+    "selection",
+    "critical_noise",
+    "flip_prediction",
+    "flips",
+    "discontinuity",
+}
 _ACCURACY = {"accuracy": ("",)}
 # The same in all rows, or what follows from the rest.
 _LEFT_OUT = {"checkpoint", "reference", "tokens", "ci_low", "ci_high", "verdict", "judgement", "margin"}
@@ -156,12 +173,84 @@ def of_attacks(*, limit: int | None = None) -> Iterator[pd.DataFrame]:
         )
 
 
+def of_margins(*, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    """Yield the claims of margins and critical noise, and of flips under noise, under a blur and in bfloat16."""
+    metrics = dict.fromkeys(regenerate_critical.METRICS, ("",))
+    for transfer in (regenerate_critical.BLUR, regenerate_critical.BFLOAT16):
+        is_first = transfer == regenerate_critical.BLUR
+        for claims in claims_of(
+            api.margins, "digits", 2, metrics, data="digits", transfer=transfer, limit=limit
+        ):
+            is_level = claims["severity"].isna() | claims["severity"].isin(regenerate_critical.SIGMAS)
+            # Both runs have the noise; the first one's is kept.
+            yield claims[claims["view"].eq(transfer) | (is_level & is_first)]
+
+
+def of_deformations(*, top_ks: Sequence[int] = TOP_KS, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    """Yield the claims of κ at one severity of each view, and of switches on the way there."""
+    kappa, switches = {regenerate_deformations.KAPPA: ("pooled",)}, {regenerate_deformations.SWITCHES: ("",)}
+    for top_k, (view, severity) in itertools.product(top_ks, regenerate_deformations.VIEWS.items()):
+        options: dict[str, Any] = {"data": "digits", "view": view}
+        if severity is None:
+            yield from claims_of(api.match_ratio, "digits", top_k, kappa, limit=limit, **options)
+            continue
+        levels = [0.0, severity]
+        for claims in claims_of(api.sweep, "digits", top_k, kappa, severities=levels, limit=limit, **options):
+            yield claims[claims["severity"] == severity]
+        if view in regenerate_deformations.PATHS:
+            images = limit or regenerate_deformations.PATH_IMAGES
+            yield from claims_of(
+                api.discontinuity, "digits", top_k, switches, until=severity, limit=images, **options
+            )
+
+
+def of_transfer(*, top_ks: Sequence[int] = TOP_KS, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    """Yield the claims of accuracy with ten shots of the data set that models were not trained on."""
+    shots = regenerate_transfer.SHOTS
+    for data, trained_on in regenerate_transfer.OTHER.items():
+        images = limit or regenerate_transfer.LIMITS[data]
+        for top_k in top_ks:
+            for claims in claims_of(
+                api.fewshot,
+                trained_on,
+                top_k,
+                {"fewshot_accuracy": ("",)},
+                data=data,
+                shots=[shots],
+                limit=images,
+            ):
+                yield claims.assign(group=data)
+
+
+def of_flips(*, limit: int | None = None) -> Iterator[pd.DataFrame]:
+    """Yield the claims of single flips, where a difference has an interval."""
+    kinds = [
+        flip_metric(measured, forced).name
+        for measured in ("size", "price", "beyond", "answer")
+        for forced in FORCED
+    ]
+    yield from claims_of(
+        api.flips,
+        "digits",
+        2,
+        dict.fromkeys([*kinds, *regenerate_flips.COSTS], ("",)),
+        data="digits",
+        patches=regenerate_flips.PATCHES,
+        predict=regenerate_flips.VIEWS,
+        limit=limit,
+    )
+
+
 REPORTS: dict[str, Callable[..., Iterator[pd.DataFrame]]] = {
     "digits": partial(of_crops, "digits"),
     "shapes": partial(of_crops, "shapes"),
     "corruptions": of_corruptions,
     "attack": of_attacks,
     "fashion": of_fashion,
+    "margins": of_margins,
+    "deformations": of_deformations,
+    "transfer": of_transfer,
+    "flips": of_flips,
 }
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from moeprobe.probes.regret import EQUAL, ROUTER
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import COLORS
-from reports.scripts import training_tables
+from reports.scripts.claims import cell_of
 from reports.scripts.more_tables import span
 from reports.scripts.objectives import MODELS
 from reports.scripts.seeds import spread
@@ -42,7 +42,7 @@ def ranks(folder: Path, values: str = "values", trainings: str = "trainings") ->
             for weights in _WEIGHTS
             for model in MODELS
         ]
-        cells += [training_tables.cell_of(changes[changes["weights"] == weights]) for weights in _WEIGHTS]
+        cells += [cell_of(changes[changes["weights"] == weights]) for weights in _WEIGHTS]
         lines.append(f"{name} {' | '.join(cells)} |")
     return lines
 

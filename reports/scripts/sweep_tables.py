@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe.results.packed import read_pack
+from reports.scripts.claims import cells_of, of_sweep
 from reports.scripts.seeds import Column, layers, middle, read
 from reports.scripts.sweep_list import SWEEPS, Number
-from reports.scripts.training_tables import cells_of, of_sweep
 
 # In millions.
 _SCALES = {"flops_per_image": 1e-6}

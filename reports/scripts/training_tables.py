@@ -1,12 +1,13 @@
 """Claims about other trainings and other images, as a page shows them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from moeprobe.inputs.corruptions import FAMILIES, MEAN, NAMES
 from reports.scripts.attack_tables import OBJECTIVES
+from reports.scripts.claims import cell_of, of_sweep, read
 from reports.scripts.more_tables import corruption_name
 from reports.scripts.sweep_list import COMPARED, name_of
 
@@ -36,7 +37,7 @@ def lines(folder: Path) -> list[str]:
     Args:
         folder: the file without its ending, e.g. ``reports/trainings/digits``.
     """
-    table = _read(folder)
+    table = read(folder)
     view = next(name for name in _VIEWS if name in set(table["view"]))
     layers = [layer for layer in dict.fromkeys(table["layer"]) if layer]
     columns = [(layer, top_k) for layer in layers for top_k in dict.fromkeys(table["top_k"])]
@@ -63,14 +64,14 @@ def lines(folder: Path) -> list[str]:
 
 def corruptions(folder: Path) -> list[str]:
     """Return the same under corruptions, means over severities: a line for all, for each family and each corruption."""
-    table = _read(folder)
+    table = read(folder)
     rows = {corruption_name(view): table[table["view"] == view] for view in (MEAN, *FAMILIES, *NAMES)}
     return _by_rows("under", rows, {"κ": "top2_set_match_kappa"})
 
 
 def attacks(folder: Path) -> list[str]:
     """Return the same of attacked images: a line per attack and ε."""
-    table = _read(folder)
+    table = read(folder)
     rows = {
         f"{OBJECTIVES[view]} | {severity:g}": of_site
         for (view, severity), of_site in table.groupby(["view", "severity"], sort=False)
@@ -88,17 +89,6 @@ def means(folder: Path) -> list[str]:
     return written
 
 
-def of_sweep(folder: Path) -> pd.DataFrame:
-    """Return the claims of a sweep by the folder of its other tables."""
-    return _read(folder.parents[1] / "trainings" / name_of(folder))
-
-
-def cells_of(claims: pd.DataFrame, group: str, layer: str, numbers: Iterable[str]) -> list[str]:
-    """Return the differences of a group of cells: a cell per number."""
-    own = claims[(claims["group"] == group) & (claims["layer"] == layer)]
-    return [cell_of(own[own["number"] == number]) for number in numbers]
-
-
 def _by_rows(first: str, rows: Mapping[str, pd.DataFrame], metrics: Mapping[str, str]) -> list[str]:
     """Return a line per name: accuracy, and each metric in each layer, with k = 2."""
     layers = sorted({layer for part in rows.values() for layer in part["layer"] if layer})
@@ -113,17 +103,3 @@ def _by_rows(first: str, rows: Mapping[str, pd.DataFrame], metrics: Mapping[str,
         ]
         written.append(f"| {name} | {' | '.join(cells)} |")
     return written
-
-
-def _read(folder: Path) -> pd.DataFrame:
-    words = ("layer", "null", "view")
-    table = pd.read_csv(folder.with_suffix(".csv"), dtype=dict.fromkeys(words, str))
-    return table.fillna(dict.fromkeys(words, ""))
-
-
-def cell_of(rows: pd.DataFrame) -> str:
-    """Return a mean difference with its simultaneous interval."""
-    if rows.empty:
-        return "–"
-    [row] = rows.to_dict("records")
-    return f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]"

@@ -37,6 +37,7 @@ def test_every_cell_with_a_result_shows_it() -> None:
 @pytest.mark.pictures
 @pytest.mark.resamples
 @pytest.mark.slow
+@pytest.mark.promise
 def test_the_code_gives_what_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -45,6 +45,36 @@ def test_an_expert_that_processes_nothing_has_the_least_saliency() -> None:
     assert value == pytest.approx(stats.spearmanr([1, 2, 3, 4, 0], range(5)).statistic)
 
 
+def test_what_an_image_says_of_likeness_has_its_mean_and_its_error() -> None:
+    """Against the bootstrap, of sums of which each image has its own."""
+    random = np.random.default_rng(1)
+    pairs, patches = EXPERTS * (EXPERTS - 1) // 2, random.integers(5, 15, (400, 1))
+    sums = {
+        "expert_norms": patches * random.uniform(1, 2, (400, EXPERTS)),
+        "expert_products": patches * random.uniform(0.1, 0.8, (400, pairs)),
+        "expert_products_permuted": patches * random.uniform(0.0, 0.2, (400, pairs)),
+        "expert_alignments": patches * random.uniform(0.2, 0.6, (400, pairs)),
+        "expert_self_alignments": patches * random.uniform(0.8, 1.2, (400, EXPERTS)),
+    }
+    whole, images = numbers.likeness(sums, Bootstrap(400, seed=0)), numbers.of_images(sums)
+    assert set(whole) == set(images) == {numbers.DISTANCE, numbers.CKA}
+    for name, own in images.items():
+        estimate = whole[name].interval()
+        assert own.mean() == pytest.approx(estimate.value, abs=1e-4)
+        half = (estimate.high - estimate.low) / 2
+        assert stats.norm.isf(0.025) * stats.sem(own) == pytest.approx(half, rel=0.1)
+
+
+def test_a_difference_over_trainings_is_the_mean_of_the_seeds() -> None:
+    table = pd.read_csv(FOLDER / "likeness.csv")
+    seeds = table[table["kind"] == "difference"].groupby(["k", "layer", "metric"])["value"]
+    together = table[table["kind"] == "trainings"].set_index(["k", "layer", "metric"])
+    assert len(together) == 8
+    pd.testing.assert_series_equal(together["value"].sort_index(), seeds.mean(), atol=1e-4)
+    reach = (together["ci_high"] - together["ci_low"]).sort_index() / 2
+    assert (reach >= stats.norm.isf(0.025) * seeds.sem() - 1e-6).all()
+
+
 def test_ranks_are_those_of_the_prices_and_saliencies_beside_them() -> None:
     prices, ranked = pd.read_csv(FOLDER / "prices.csv"), pd.read_csv(FOLDER / "ranks.csv")
     ranked = ranked[(ranked["criterion"] == "saliency") & (ranked["target"] == "price")].set_index(MODEL)
@@ -62,7 +92,8 @@ def test_means_over_pairs_are_those_of_the_pairs() -> None:
     pairs, means = pd.read_csv(FOLDER / "pairs.csv"), pd.read_csv(FOLDER / "likeness.csv")
     pairs = pairs.assign(distance=pairs["expert_distance"] / pairs["expert_distance_permuted"])
     of_pairs = pairs.rename(columns={"expert_cka": "cka"}).groupby(MODEL)[["distance", "cka"]].mean()
-    means = means[means["kind"] == "value"].pivot_table(index=MODEL, columns="metric", values="value")
+    means = means[means["kind"] == "value"].astype({"train_seed": int})
+    means = means.pivot_table(index=MODEL, columns="metric", values="value")
     assert len(means) == 24
     pd.testing.assert_frame_equal(means[["distance", "cka"]], of_pairs, atol=1e-4, check_names=False)
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from moeprobe import api
@@ -189,7 +191,7 @@ def one_step(name: str, folder: Path, *more: str) -> tuple[VisionTransformer, Ch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in OWN if not name.startswith("fashion-")])
+@pytest.mark.parametrize("name", [name for name in OWN if not name.startswith(("fashion-", "photographs-"))])
 def test_one_step_of_our_own_recipes(name: str, tmp_path: Path) -> None:
     small = ["batch_size=8"] if "shapes" in name else []
     one_step(name, tmp_path / name, *small)
@@ -216,6 +218,23 @@ def test_one_step_on_fashion_mnist_and_one_of_fine_tuning_it(kind: str, tmp_path
                 continue  # resampled, and new
             assert torch.allclose(parameter, before.get_parameter(name), atol=1e-6), name
         assert not torch.allclose(model.head.weight, before.head.weight, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["baseline", "prc"])
+def test_one_step_on_photographs_moves_what_the_recipe_leaves_free(kind: str, tmp_path: Path) -> None:
+    """From a dense model of the size of the pretrained one: the package with its weights is nothing that tests need."""
+    weights = tmp_path / "vit_s14.safetensors"
+    dense = timm.create_model("vit_small_patch14_dinov2", img_size=126, num_classes=0)
+    save_file(dense.state_dict(), weights)
+    stamps = making.stamps(tmp_path / "data")
+    small = [f"data.name=photographs:{stamps}", f"model.upcycle.file={weights}", "batch_size=2"]
+    model, _ = one_step(f"photographs-{kind}", tmp_path / "run", *small, "optimizer.learning_rate=0.01")
+    before = dense.state_dict()
+    for name, parameter in model.named_parameters():
+        if name in before:
+            is_same = torch.allclose(parameter, before[name], atol=1e-6)
+            assert is_same == (not name.startswith("norm.")), name
 
 
 def test_the_layouts_of_the_study_of_routers() -> None:
