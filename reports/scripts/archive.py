@@ -90,10 +90,11 @@ def restore(*, root: Path = ROOT) -> list[str]:
     """Put the files that are missing or changed back from the history of a checkout; return their names.
 
     Raises:
-        UserError: no commit there has a file with the hash of the manifest.
+        UserError: no commit there has a file with the hash of the manifest; the others are back.
     """
     known = read_manifest(root)
     names = changed(known, root=root)
+    lacking = []
     for name in names:
         for commit in _git(root, "log", "--all", "--diff-filter=AM", "--format=%H", "--", name).split():
             content = _git(root, "cat-file", "blob", f"{commit.decode()}:{name}")
@@ -103,16 +104,30 @@ def restore(*, root: Path = ROOT) -> list[str]:
                     temporary.write_bytes(content)
                 break
         else:
-            raise api.UserError(
-                f"No commit of this checkout has the {name} of {MANIFEST}; fetch its whole history "
-                "(git fetch --unshallow), or give an archive."
-            )
+            lacking.append(name)
+    if lacking:
+        raise api.UserError(
+            f"No commit of this checkout has {lacking[0]} as {MANIFEST} names it ({len(lacking)} such files); fetch "
+            "its whole history (git fetch --unshallow), or give an archive."
+        )
     return names
 
 
 def _git(root: Path, *words: str) -> bytes:
-    """Return what a git command prints; nothing where it fails, as in a folder that is no checkout."""
-    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=False).stdout
+    """Return what a git command prints.
+
+    Raises:
+        UserError: git is missing or refuses, as in a folder that is no checkout.
+    """
+    try:
+        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=True).stdout
+    except OSError as error:
+        raise api.UserError(
+            f"The history of a checkout is read with git, which does not start: {error}."
+        ) from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise api.UserError(f"git cannot read the history of {root}: {said}.") from error
 
 
 def read_manifest(root: Path = ROOT) -> dict[str, dict[str, object]]:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from moeprobe.metrics.stats.proportions import CONFIDENCE
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.two_way import TwoWay
 from reports.scripts.sweep_list import name_of
 
 
@@ -18,6 +21,18 @@ def read(folder: Path) -> pd.DataFrame:
 def of_sweep(folder: Path) -> pd.DataFrame:
     """Return the claims of a sweep by the folder of its other tables."""
     return read(folder.parents[1] / "trainings" / name_of(folder))
+
+
+def over_trainings(differences: Array, *, family: int = 1) -> dict[str, float]:
+    """Return the mean of differences ``(trainings, images)``, and its interval over both.
+
+    Args:
+        differences: of pairs of trainings, each with what each image says of it.
+        family: numbers whose intervals hold together (Šidák).
+    """
+    estimate = TwoWay.of(differences)
+    low, high = estimate.ends(CONFIDENCE ** (1 / family))
+    return {"value": estimate.value, "ci_low": low, "ci_high": high}
 
 
 def cells_of(claims: pd.DataFrame, group: str, layer: str, numbers: Iterable[str]) -> list[str]:

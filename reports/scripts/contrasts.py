@@ -17,10 +17,10 @@ from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.linearized import LARGEST, linearize_all
 from moeprobe.metrics.stats.statistic import Contrast
 from moeprobe.metrics.stats.training_pairs import FEWEST
-from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.results import finished
 from moeprobe.results.numbers import number
 from moeprobe.runtime.files import write_csv
+from reports.scripts.claims import over_trainings
 
 _EXPERTS = ("softmax_expert_choice", "sinkhorn_expert_choice", "sparse_expert_choice")
 _TOKENS = ("softmax_token_choice", "sinkhorn_token_choice", "sparse_token_choice")
@@ -78,13 +78,6 @@ def interval(difference: NDArray[np.float64], *, most: float = 1.0) -> dict[str,
     return {"value": estimate.value, "ci_low": estimate.low, "ci_high": estimate.high, "images": count}
 
 
-def over_trainings(differences: NDArray[np.float64]) -> dict[str, float]:
-    """Return the mean of differences ``(trainings, images)``, and its interval over both."""
-    estimate = TwoWay.of(differences)
-    low, high = estimate.ends()
-    return {"value": estimate.value, "ci_low": low, "ci_high": high, "images": differences.shape[1]}
-
-
 def shares(run: Path, correct: str, trials: str) -> "dict[str, pd.Series[float]]":
     """Return the share of each image's trials that are right, of each checkpoint: of ten shots the mean of draws."""
     parts: dict[str, list[pd.DataFrame]] = {}
@@ -116,13 +109,15 @@ def _own(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
                 continue
             about = {"measure": measure, "contrast": contrast, "budget": budget}
             differences = {}
+            images = None  # the same of all seeds, in one order
             for seed, same in cells[cells["budget"] == budget].groupby("train_seed"):
                 means = []
                 for side in routers:
                     names = [str(name) for name in same.index[same["router"].isin(side)]]
                     assert len(names) == len(side), (side, budget, seed)
                     parts = [shares(folder / "cells" / name / probe, correct, trials)[name] for name in names]
-                    assert all(part.index.equals(parts[0].index) for part in parts)
+                    images = parts[0].index if images is None else images
+                    assert all(part.index.equals(images) for part in parts)
                     means.append(np.mean([part.to_numpy() for part in parts], axis=0))
                 differences[int(seed)] = means[0] - means[1]
             rows += [
@@ -131,7 +126,8 @@ def _own(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
             ]
             if len(differences) >= FEWEST:
                 which = {"source": "trainings", "which": f"{len(differences)} seeds"}
-                rows.append(about | which | over_trainings(np.array([*differences.values()])))
+                together = over_trainings(np.array([*differences.values()]))
+                rows.append(about | which | together | {"images": rows[-1]["images"]})
     return pd.DataFrame(rows)
 
 

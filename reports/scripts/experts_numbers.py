@@ -31,7 +31,7 @@ def likeness(sums: Sums, bootstrap: Bootstrap) -> dict[str, Replicates]:
 
 
 def of_images(sums: Sums) -> dict[str, Array]:
-    """Return what each image says of the same ``(n,)``, whose mean is the number.
+    """Return what each image says of the same ``(n,)``, whose mean is the number, up to a few parts in n².
 
     It is n times the number, less n − 1 times that of the other images.
     """

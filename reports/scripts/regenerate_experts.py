@@ -26,12 +26,11 @@ from moeprobe.metrics.analyses.experts import (
     intervention_metric,
 )
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
-from moeprobe.metrics.stats.proportions import CONFIDENCE
-from moeprobe.metrics.stats.two_way import TwoWay
 from moeprobe.results.figures import panels, save
 from moeprobe.results.palette import COLORS
 from moeprobe.runtime.files import write_csv
 from reports.scripts import experts_numbers as numbers
+from reports.scripts.claims import over_trainings
 from reports.scripts.objectives import MODELS
 from reports.scripts.printed import shrink
 
@@ -152,12 +151,10 @@ def likeness(sums: dict[tuple[int, int, str, str], numbers.Sums]) -> pd.DataFram
                 for (model, kind), one in zip(sides, values, strict=True)
             ]
             differences.setdefault((k, layer, metric), []).append(images[1][metric] - images[0][metric])
-    confidence = CONFIDENCE ** (1 / len({layer for _, _, layer in places}))
+    family = len({layer for _, _, layer in places})
     for (k, layer, metric), of_seeds in differences.items():
-        estimate = TwoWay.of(np.array(of_seeds))
-        low, high = estimate.ends(confidence)
         about = {"k": k, "model": MODELS["prc"], "kind": "trainings", "layer": layer, "metric": metric}
-        rows.append(about | {"value": estimate.value, "ci_low": low, "ci_high": high})
+        rows.append(about | over_trainings(np.array(of_seeds), family=family))
     return pd.DataFrame(rows).astype({"train_seed": "Int64"}).round(_DIGITS)
 
 

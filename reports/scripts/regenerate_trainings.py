@@ -3,14 +3,14 @@
     python -m reports.scripts.regenerate_trainings [REPORT ...]
 
 The three committed pairs of checkpoints (V-MoE, and V-MoE with PRC) run over the same images: crops, corruptions,
-attacks, deformations, margins, flips, shots of other data, and Fashion-MNIST. Claims about trainings are those of ``moeprobe compare``, over seeds and images at once; the
-layers of one view and severity are a family. Writes ``reports/trainings/REPORT.csv``: the sums per image that the
-claims follow from are too large for git.
+attacks, deformations, margins, flips, shots of other data, and Fashion-MNIST. Claims about trainings are those of
+``moeprobe compare``, over seeds and images at once; the layers of one view and severity are a family. Writes
+``reports/trainings/REPORT.csv``: the sums per image that the claims follow from are too large for git.
 
-Some reports are of sweeps, whose models are not committed (``COMPARED``). Their sums per image come from the
-archive (``make fetch-archive``). To train instead, give ``moeprobe tradeoff SWEEP --out FOLDER/SWEEP`` and name the
-folder: ``--sweeps FOLDER``. One core trains ``thesis-digits`` in two hours, the others in one or less. With other code
-or another processor, these models end with other bits than the committed ones.
+Some reports are of sweeps, whose models are not committed (``COMPARED``). Their sums per image come from the history
+of the checkout (``make fetch-archive``). To train instead, give ``moeprobe tradeoff SWEEP --out FOLDER/SWEEP`` and name
+the folder: ``--sweeps FOLDER``. One core trains ``thesis-digits`` in two hours, the others in one or less. With other
+code or another processor, these models end with other bits than the committed ones.
 """
 
 import argparse
@@ -429,10 +429,13 @@ def _mean_sides(
             shared = [
                 name for name in members[0].numbers if all(name in member.numbers for member in members)
             ]
+            for member in members:
+                differences.check_same_images(members[0], member)
             means.append(
                 dataclasses.replace(
                     members[0],
                     checkpoint=side,
+                    not_finite=any(member.not_finite for member in members),
                     numbers={name: average([member.numbers[name] for member in members]) for name in shared},
                     influences=_mean_influences([member.influences for member in members], shared),
                 )

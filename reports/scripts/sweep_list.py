@@ -10,6 +10,23 @@ import pandas as pd
 
 from reports.scripts.seeds import CLEAN, Column
 
+# What a run's differences say of all its comparisons together, and what follows from the rest.
+_OF_A_RUN = [
+    "checkpoint_value",
+    "reference_value",
+    "se",
+    "detectable",
+    "p",
+    "p_holm",
+    "sim_low",
+    "sim_high",
+    "family_cells",
+    "margin",
+    "verdict",
+    "judgement",
+    "collapsed",
+]
+
 
 class Number(NamedTuple):
     """A number that is compared: its heading, where it stands, and whether it is of layers."""
@@ -23,11 +40,16 @@ class Number(NamedTuple):
     layered: bool = False
 
     def rows_of(self, found: pd.DataFrame) -> pd.DataFrame:
-        """Return its rows of the differences that its analysis gives of two cells, one per layer."""
+        """Return its rows of the differences that its analysis gives of two cells, one per layer.
+
+        Without verdicts, which are of a whole run: here each interval is about its own number.
+        """
+        if found.empty:
+            return found
         keep = (found["metric"] == self.metric) & (found["null"] == self.null) & found["draw"].isna()
         if self.severity is not None:
             keep &= found["severity"] == self.severity
-        return found[keep].drop_duplicates("layer")
+        return found[keep].drop_duplicates("layer").drop(columns=_OF_A_RUN)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,22 +76,22 @@ def test_an_archive_that_is_none_is_refused(root: Path, content: bytes | None, s
         archive.fetch(path, root=root)
 
 
+def git_of(root: Path, *words: str) -> None:
+    who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True)
+
+
 def test_files_that_were_once_in_git_come_back_from_its_history(root: Path) -> None:
     """Of several versions the one that the manifest names, whatever lies there now."""
-
-    def git(*words: str) -> None:
-        who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
-        subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True)
-
     right = {name: (root / name).read_bytes() for name in NAMES}
-    git("init", "-q")
+    git_of(root, "init", "-q")
     for version in (b"older", None, b"newer"):
         for name in NAMES:
             (root / name).write_bytes(right[name] if version is None else version)
-        git("add", *NAMES)
-        git("commit", "-qm", "version")
-    git("rm", "-q", *NAMES)
-    git("commit", "-qm", "too heavy")
+        git_of(root, "add", *NAMES)
+        git_of(root, "commit", "-qm", "version")
+    git_of(root, "rm", "-q", *NAMES)
+    git_of(root, "commit", "-qm", "too heavy")
     (root / NAMES[1]).parent.mkdir(parents=True, exist_ok=True)
     (root / NAMES[1]).write_bytes(b"damaged")
     assert archive.restore(root=root) == sorted(NAMES)
@@ -99,9 +99,22 @@ def test_files_that_were_once_in_git_come_back_from_its_history(root: Path) -> N
     assert archive.restore(root=root) == []
 
 
-def test_a_history_without_a_file_is_told(root: Path) -> None:
+def test_a_history_without_a_file_is_told_once_the_others_are_back(root: Path) -> None:
+    right = (root / NAMES[1]).read_bytes()
+    (root / NAMES[0]).write_bytes(b"another version")
+    git_of(root, "init", "-q")
+    git_of(root, "add", *NAMES)
+    git_of(root, "commit", "-qm", "one of them is not the manifest's")
+    for name in NAMES:
+        (root / name).unlink()
+    with pytest.raises(api.UserError, match=r"No commit .* has reports/sweeps/a/cells\.parquet .*\(1 such"):
+        archive.restore(root=root)
+    assert (root / NAMES[1]).read_bytes() == right and not (root / NAMES[0]).exists()
+
+
+def test_a_folder_that_is_no_checkout_is_told(root: Path) -> None:
     (root / NAMES[0]).unlink()
-    with pytest.raises(api.UserError, match=r"No commit of this checkout has the .*cells\.parquet"):
+    with pytest.raises(api.UserError, match=r"git cannot read the history of .*not a git repository"):
         archive.restore(root=root)
 
 

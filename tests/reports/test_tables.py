@@ -3,14 +3,16 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
 from moeprobe.studies.paper.tables import markdown
-from reports.scripts import at_once, regenerate, regenerate_routers
+from reports.scripts import at_once, claims, regenerate, regenerate_routers
 from reports.scripts.contrasts import CONTRASTS
 from reports.scripts.seeds import read, spread
+from tests.reports.test_trainings import crossed
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,14 +76,25 @@ def test_contrasts_of_routers_are_differences_of_means(
     for row in together.itertuples():
         same = own[(own[keys] == [getattr(row, key) for key in keys]).all(axis=1)]
         assert row.value == pytest.approx(same["value"].mean(), abs=1e-8)
-        # No narrower than the seeds alone or the images alone say.
-        reach = (row.ci_high - row.ci_low) / 2
-        assert reach >= stats.norm.isf(0.025) * stats.sem(same["value"]) - 1e-9
+        assert row.ci_low <= row.value <= row.ci_high and row.images == same["images"].iloc[0]
     # By hand, of the paper's Table 1: (43.83 + 43.65 + 43.43) / 3 − (41.23 + 41.63) / 2.
     theirs = contrasts[contrasts["source"] == "paper"]
     if 1 in budgets:
         first = theirs[(theirs["contrast"] == "expert choice − token choice") & (theirs["which"] == "B/32")]
         assert first["value"].iloc[0] == pytest.approx(0.022067, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", [1, 2])
+def test_an_interval_over_trainings_has_the_variances_of_both_samples(family: int) -> None:
+    """By the formulas of the page on intervals, of three trainings and forty images that both vary."""
+    rng = np.random.default_rng(5)
+    found = rng.normal(0.1, 0.02, (3, 1)) + rng.normal(0, 0.1, 40) + rng.normal(0, 0.1, (3, 40))
+    value, error, freedom = crossed(found)
+    reach = stats.t.isf((1 - 0.95 ** (1 / family)) / 2, freedom) * error
+    expected = {"value": value, "ci_low": value - reach, "ci_high": value + reach}
+    assert claims.over_trainings(found, family=family) == pytest.approx(expected, rel=1e-9)
+    # Neither sample alone says as much.
+    assert error > max(stats.sem(found.mean(1)), stats.sem(found.mean(0)))
 
 
 def test_folders_are_made_at_once_and_an_error_is_one(

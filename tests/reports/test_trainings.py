@@ -137,7 +137,7 @@ def test_claims_of_pairs_are_the_means_of_their_seeds(
         expected = found.loc[tuple(row[key] for key in keys)]
         assert expected["size"] == row["trainings"] == 3, row
         # Another processor rounds other products to bfloat16, and a few sets of thousands change.
-        tolerance = 1e-3 if row["view"] == "bfloat16" else 2e-6
+        tolerance = 3e-4 if row["view"] == "bfloat16" else 2e-6
         assert row["value"] == pytest.approx(expected["mean"], abs=tolerance), row
 
 
