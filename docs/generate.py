@@ -81,6 +81,7 @@ DRAWN = {
     "margins.png": "guide_figures",
     "quantized.png": "guide_figures",
     "monitor.png": "monitor_figure",
+    "routers-differences.png": "trainings_figure",
     "experts-price.png": "guide_figures",
     "counts.png": "printed",
     "router-logits.png": "printed",

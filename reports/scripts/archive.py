@@ -24,7 +24,7 @@ from moeprobe.runtime.files import atomic_file, sha256, write_json
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = Path("reports/MANIFEST.json")
-# Too heavy for git, and made again from what is there; .gitignore has the same patterns.
+# Too heavy for git; .gitignore has the same patterns. Figures of sweeps follow from them: ``make reports``.
 PATTERNS = (
     "reports/routers/*/cells.parquet",
     "reports/sweeps/*/cells.parquet",
@@ -33,8 +33,6 @@ PATTERNS = (
     "reports/sweeps/experts-digits/cells.json",
     "reports/sweeps/prc-ablation/cells.json",
     "reports/*/animation/figures/*.gif",
-    "reports/routers/*/figures/*.png",
-    "reports/sweeps/*/figures/*.png",
 )
 _CHUNK = 2**20
 

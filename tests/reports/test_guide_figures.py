@@ -1,14 +1,16 @@
-"""Pictures of the guides that are drawn from a table of their page: they show what the table says today."""
+"""Pictures that are drawn from a committed table: they show what the table says today."""
 
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.results.figures import save
-from reports.scripts import guide_figures
+from reports.scripts import claims, guide_figures, trainings_figure
 from reports.scripts.printed import in_256_colors
 
 PAGE = Path("docs/guide/long-inputs.md")
@@ -16,8 +18,8 @@ PAGE = Path("docs/guide/long-inputs.md")
 FEW = 0.002
 
 
-def drawn(folder: Path) -> NDArray[np.int64]:
-    [path] = save(guide_figures.long_inputs(), folder / "drawn")
+def drawn(figure: Figure, folder: Path) -> NDArray[np.int64]:
+    [path] = save(figure, folder / "drawn")
     with Image.open(path) as image:
         return pixels(in_256_colors(image))
 
@@ -37,7 +39,7 @@ def test_the_picture_of_long_inputs_shows_the_table_of_its_page(
 ) -> None:
     with Image.open(guide_figures.IMAGES / "long-inputs.png") as image:
         committed = pixels(image)
-    assert changed(drawn(tmp_path), committed) < FEW, (
+    assert changed(drawn(guide_figures.long_inputs(), tmp_path), committed) < FEW, (
         "run python -m reports.scripts.guide_figures long-inputs"
     )
     # Another number in one cell would be seen.
@@ -45,4 +47,21 @@ def test_the_picture_of_long_inputs_shows_the_table_of_its_page(
     (tmp_path / PAGE).parent.mkdir(parents=True)
     (tmp_path / PAGE).write_text(text.replace("| 666 MiB |", "| 766 MiB |"), encoding="utf-8")
     monkeypatch.setattr(guide_figures, "ROOT", tmp_path)
-    assert changed(drawn(tmp_path), committed) > FEW
+    assert changed(drawn(guide_figures.long_inputs(), tmp_path), committed) > FEW
+
+
+@pytest.mark.pictures
+def test_the_picture_of_routers_shows_the_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Image.open(guide_figures.IMAGES / "routers-differences.png") as image:
+        committed = pixels(image)
+    assert changed(drawn(trainings_figure.routers(), tmp_path), committed) < FEW, (
+        "run python -m reports.scripts.trainings_figure"
+    )
+
+    def other(folder: Path) -> pd.DataFrame:
+        table = claims.read(folder)
+        table.loc[table["group"] == "hash-k2", ["value", "sim_low", "sim_high"]] += 0.3
+        return table
+
+    monkeypatch.setattr(trainings_figure, "read", other)
+    assert changed(drawn(trainings_figure.routers(), tmp_path), committed) > FEW
