@@ -25,7 +25,7 @@ from moeprobe.runtime.progress import Progress
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
-# What Arrow reads by itself; any other store through its ``fsspec`` package, e.g. ``fsspec+sftp://``.
+# What is read under its own name; any other store through ``fsspec``, e.g. ``fsspec+sftp://``.
 _STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "hf")
 # A ``Path`` makes one slash of the two, also in settings.
 _ADDRESS = re.compile(rf"({'|'.join(_STORES)}|fsspec\+[a-z0-9]+):/{{1,2}}(?=[^/])")
@@ -138,14 +138,14 @@ def _check_keyless(path: str | Path) -> None:
 
 def _find(path: str | Path, suffix: str) -> "tuple[FileSystem, list[FileInfo]]":
     """Return the store of an address, and the objects that it stands for."""
-    from pyarrow.fs import FileSystem, FileType
+    from pyarrow.fs import FileType
 
     scheme, name, settings = _split(path)
     if scheme in _GOOGLE and _PATIENCE not in settings:
         settings = "&".join(filter(None, (settings, f"{_PATIENCE}={_SECONDS}")))
     plain = _WILDCARDS.split(name)[0]
     root = plain.rpartition("/")[0] if plain != name else plain
-    store, inside = FileSystem.from_uri(f"{scheme}://{root}" + f"?{settings}" * bool(settings))
+    store, inside = _open_store(f"{scheme}://{root}" + f"?{settings}" * bool(settings))
     if plain != name:
         pattern = name[len(root) :].strip("/").split("/")
         entries = [
@@ -164,6 +164,19 @@ def _find(path: str | Path, suffix: str) -> "tuple[FileSystem, list[FileInfo]]":
     if not entries:
         raise UserError(f"Cannot read {address_of(path)}: {what}.")
     return store, entries
+
+
+def _open_store(address: str) -> "tuple[FileSystem, str]":
+    """Return the store of an address, and the path in it."""
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    # Arrow hands these to fsspec itself, but not in all releases that moeprobe takes.
+    if not address.startswith(("fsspec+", "hf://")):
+        return FileSystem.from_uri(address)
+    from fsspec.core import url_to_fs
+
+    store, inside = url_to_fs(address.removeprefix("fsspec+"))
+    return PyFileSystem(FSSpecHandler(store)), inside
 
 
 def _listing(store: "FileSystem", folder: str, *, recursive: bool = False) -> "list[FileInfo]":
