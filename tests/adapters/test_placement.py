@@ -164,6 +164,9 @@ def test_a_router_with_a_bias_on_the_disk_is_read(tmp_path: Path) -> None:
     in_memory = api.load_model(source)
     on_disk = api.load_model(source, max_memory="cpu:1KB", offload=tmp_path / "offload")
     models = [adapter_of(in_memory), adapter_of(on_disk)]
+    # Not all releases of accelerate send a whole model to the disk: something without parameters stays.
+    assert set(on_disk.provenance["devices"].values()) == {"cpu", "disk"}
+    assert all(parameter.is_meta for parameter in models[1].model.parameters())
     assert all(model.describe()["layers"][0]["biased_choice"] for model in models)
     texts: Any = in_memory.framing.blank()
     first, second = (model.trace(texts)[1].layers["layers.1"] for model in models)

@@ -132,6 +132,9 @@ def test_a_dry_run_says_where_weights_would_be(folder: Path) -> None:
     assert plan["seconds"] is None
     sizes = plan["weights"]["olmoe"]
     assert set(sizes) == {"cpu", "disk"} and sum(sizes.values()) == 54_048 * 4
+    # What is in memory where nothing fits has no weights.
+    plan = json.loads(run(*arguments, "--max-memory", "cpu:1KB", "--offload", offload, "--json").stdout)
+    assert plan["weights"]["olmoe"] == {"disk": 54_048 * 4}
     assert not offload.exists()
 
 

@@ -54,15 +54,15 @@ def choose_map(placement: WeightPlacement, outline: Any, dtype: torch.dtype) -> 
             f"The memory that may be used does not hold the model; name a folder for the rest, e.g. "
             f"{option('offload', 'offload')}, or allow more ({option('max_memory')})."
         )
-    return device_map
+    return _keep_one_in_memory(device_map, outline)
 
 
 def bytes_by_device(device_map: DeviceMap, outline: nn.Module, dtype: torch.dtype) -> dict[int | str, int]:
-    """Return how many bytes of parameters each device has."""
+    """Return how many bytes of parameters each device has that has any."""
     sizes = dict.fromkeys(device_map.values(), 0)
     for name, parameter in outline.named_parameters():
         sizes[device_map[_key_of(name, device_map)]] += parameter.numel() * dtype.itemsize
-    return sizes
+    return {device: size for device, size in sizes.items() if size}
 
 
 def _check_devices(devices: Mapping[int | str, Any]) -> None:
@@ -98,6 +98,19 @@ def _without_nesting(device_map: DeviceMap, module: nn.Module, path: str, device
     for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         flat[f"{inside}{name}"] = device_map.get(f"{inside}{name}", device)
     return flat
+
+
+def _keep_one_in_memory(device_map: DeviceMap, outline: nn.Module) -> DeviceMap:
+    """Return the same devices; where all are the disk, a module without parameters is in memory.
+
+    Releases of accelerate before 1.15 refuse to send a whole model to the disk.
+    """
+    empty = [name for name, module in outline.named_modules() if not any(True for _ in module.parameters())]
+    if set(device_map.values()) != {DISK} or not empty:
+        return device_map
+    # The outermost one, such as the positions of all layers, so that blocks stay whole.
+    outermost = min(empty, key=lambda name: name.count("."))
+    return _without_nesting(device_map | {outermost: CPU}, outline, "", DISK)
 
 
 def _key_of(name: str, device_map: DeviceMap) -> str:
