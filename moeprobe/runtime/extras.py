@@ -1,4 +1,4 @@
-"""Packages that moeprobe can do without, its extras, and the command that installs one of them.
+"""Packages that moeprobe can do without, or needs in a later version, and the command that installs one of them.
 
 moeprobe need not be on a package index, and its name there may belong to anybody. So the command installs from the
 folder that moeprobe is from or, where there is none, the packages of the extra by their own names.
@@ -29,6 +29,27 @@ def missing_package(what: str, package: str, extra: str, *, otherwise: str = "")
     """
     end = f", or {otherwise}" if otherwise else ""
     return UserError(f"{what} needs {package}, which is not installed: {install_command(extra)}{end}.")
+
+
+def is_older(package: str, version: str) -> bool:
+    """Whether the installed version of a package is older than this one."""
+    from packaging.version import Version
+
+    return Version(metadata.version(package)) < Version(version)
+
+
+def outdated_package(what: str, package: str, version: str) -> UserError:
+    """Return that something needs a later version of a package, and how to install it.
+
+    Args:
+        what: the beginning of the sentence, e.g. "--parallel".
+        package: its usual name, e.g. "transformers".
+        version: the first that will do.
+    """
+    return UserError(
+        f"{what} needs {package} {version} or later, and this is {metadata.version(package)}: "
+        f"pip install {_quote(f'{package}>={version}')}."
+    )
 
 
 def install_command(extra: str) -> str:

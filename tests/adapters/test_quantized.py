@@ -4,6 +4,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from moeprobe.adapters.huggingface.weight_parts import part_of
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.routing.parts import weights_of
+from moeprobe.runtime.extras import is_older
 from tests.adapters import families
 from tests.commands import run
 
@@ -210,6 +212,9 @@ INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "g
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 
 
+@pytest.mark.skipif(
+    is_older("transformers", "5.23"), reason="models of compressed-tensors need transformers 5.23"
+)
 @pytest.mark.parametrize(
     ("weights", "form", "write", "label"),
     [(INT4, "pack-quantized", packed_int4, "int4"), (FP8, "float-quantized", fp8_rows, "F8_E4M3")],
@@ -230,6 +235,18 @@ def test_compressed_tensors(
         "attention": label,
         "routers": "F32",
     } == formats(tmp_path / "compressed")
+
+
+def test_an_older_transformers_that_rounds_experts_is_refused(
+    qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    quantize(qwen, tmp_path / "compressed", compressed(FP8, "float-quantized"), fp8_rows)
+    monkeypatch.setattr(metadata, "version", lambda name: "5.22.0")
+    with pytest.raises(
+        UserError, match=r"needs transformers 5\.23 or later, and this is 5\.22\.0: pip install"
+    ):
+        load_model(f"hf:{tmp_path / 'compressed'}")
 
 
 def signed(word: int) -> int:

@@ -22,6 +22,7 @@ from moeprobe.adapters.huggingface.weight_parts import PartTypes, part_of
 from moeprobe.errors import UserError
 from moeprobe.routing.parts import is_quantized
 from moeprobe.runtime.characters import quote
+from moeprobe.runtime.extras import is_older, outdated_package
 
 # Methods that transformers dequantizes while it reads weights, those that are dequantized once a model is in memory,
 # and the package that each needs.
@@ -33,6 +34,8 @@ _WHILE_LOADING = {
 }
 _AFTER_LOADING = {"bitsandbytes": "bitsandbytes", "torchao": "torchao"}
 _PACKAGES = _WHILE_LOADING | _AFTER_LOADING
+# Before, transformers rounds experts in FP8 to bfloat16 (5.20), or leaves shapes of packed matrices among parameters.
+_DECOMPRESSING = "5.23"
 _ALONE = re.compile(r"\.experts\.\d+\..*\.(absmax|SCB)")
 # Tensors that belong to a quantized one: scales, zero points, shapes, tables.
 _AUXILIARY = re.compile(
@@ -91,6 +94,10 @@ def prepare_dequantization(config: Any, folder: Path | None) -> None:
         )
     if method == "compressed-tensors":
         _check_compressed(_settings(config))
+        if is_older("transformers", _DECOMPRESSING):
+            raise outdated_package(
+                "To dequantize compressed-tensors, moeprobe", "transformers", _DECOMPRESSING
+            )
     if method in _AFTER_LOADING and folder is not None:
         single = next((name for name, *_ in headers_of(folder) if _ALONE.search(name)), None)
         if single is not None:
