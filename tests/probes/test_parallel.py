@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
+from moeprobe.runtime.extras import is_older
 from moeprobe.runtime.run_files import FINISHED
-from moeprobe.runtime.spread import EXPERTS, TENSOR, ModelGroup, ModelShare
+from moeprobe.runtime.spread import EXPERTS, TENSOR, ModelGroup, ModelShare, sharing_models
 from tests.adapters import tiny_texts
 from tests.commands import PATIENCE, Trained, run
 from tests.probes.test_ranks import ended, environments, ranks
@@ -94,8 +97,20 @@ def plan_refusal(folder: Path, share: str, size: int) -> str:
     return ""
 
 
+def test_an_older_transformers_is_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: "5.22.0")
+    group = ModelGroup.of(Processes(0, 2), "experts")  # type: ignore[arg-type]
+    with (
+        sharing_models(group),
+        pytest.raises(UserError, match=r"parallel needs transformers 5\.23 or later, and this is 5\.22\.0"),
+    ):
+        load_model(f"hf:{models['olmoe']}")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sizes_that_do_not_divide_are_refused(family: str, models: dict[str, Path]) -> None:
+    if is_older("transformers", "5.23"):
+        pytest.skip("plans are read of transformers 5.23 or later")
     for share in (EXPERTS, TENSOR):
         assert plan_refusal(models[family], share, 2) == ""
     assert "8 experts cannot be shared by 3 processes" in plan_refusal(models[family], EXPERTS, 3)

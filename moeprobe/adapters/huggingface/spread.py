@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from moeprobe.errors import UserError, option
+from moeprobe.runtime.extras import is_older, outdated_package
 from moeprobe.runtime.spread import EXPERTS, REPLICAS, TENSOR, ModelGroup, current_group
 
 # Styles of the library that cut the axis of the outputs, and that of the inputs.
 _OUTPUTS = ("colwise", "packed_colwise")
 _INPUTS = ("rowwise", "packed_rowwise")
+# The first transformers that spreads experts without sending tokens among processes.
+_SPREADING = "5.23"
 # What families call their numbers of heads.
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 
@@ -31,12 +34,15 @@ def spread_keywords(outline: Any, config: Any) -> dict[str, Any]:
         config: of the model.
 
     Raises:
-        UserError: it cannot be spread over these processes.
+        UserError: it cannot be spread over these processes, or transformers is too old to.
     """
     group = current_group()
     if group is None:
         return {}
-    distributed_config = _config_class()
+    if is_older("transformers", _SPREADING):
+        raise outdated_package(option("parallel"), "transformers", _SPREADING)
+    from transformers.distributed import DistributedConfig
+
     check_plan(outline, config, group)
     _connect(group)
     if group.share == EXPERTS:
@@ -45,7 +51,7 @@ def spread_keywords(outline: Any, config: Any) -> dict[str, Any]:
         plan = {"ep_size": group.size, "ep_implementation": "all_reduce", "tp_plan": uncut}
     else:
         plan = {"tp_plan": "auto"}
-    return {"distributed_config": distributed_config(tp_size=group.size, **plan)}
+    return {"distributed_config": DistributedConfig(tp_size=group.size, **plan)}
 
 
 def check_plan(outline: Any, config: Any, group: ModelGroup) -> None:
@@ -104,18 +110,6 @@ _WORDS = {EXPERTS: "experts", TENSOR: "tensors"}
 
 def _describe_remainder(parts: str, size: int) -> str:
     return f"Its {parts} cannot be shared by {size} processes; take a number that divides them."
-
-
-def _config_class() -> Any:
-    from transformers.distributed import DistributedConfig
-
-    if "ep_implementation" not in DistributedConfig.__dataclass_fields__:
-        import transformers
-
-        raise UserError(
-            f"{option('parallel')} takes transformers 5.23 or later, and this is {transformers.__version__}."
-        )
-    return DistributedConfig
 
 
 def _connect(group: ModelGroup) -> None:
