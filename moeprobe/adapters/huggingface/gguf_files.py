@@ -25,7 +25,7 @@ from moeprobe.adapters.huggingface.outline import Stored
 from moeprobe.adapters.huggingface.weight_parts import PartTypes, part_of
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quote
-from moeprobe.runtime.extras import missing_package
+from moeprobe.runtime.extras import missing_package, outdated_package
 from moeprobe.runtime.files import expand, is_there, open_regular
 
 # Metadata, after the architecture's name, and what most families call it in a configuration.
@@ -50,6 +50,8 @@ _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?")
 _DERIVED = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 # Values of an array of the metadata that are read; the longest that is needed has one for each layer.
 _LONGEST_ARRAY = 1024
+# The first release of the package that has names for the tensors of all families.
+_NAMING = "0.18"
 _FLOATS = {"F32", "F16", "BF16"}
 
 
@@ -107,7 +109,8 @@ class GgufFile:
         """Open the file of this name, in a folder or by its path.
 
         Raises:
-            UserError: there is none, it is damaged, one part of several, or of a family that is not read.
+            UserError: there is none, it is damaged, one part of several, of a family that is not read, or the package
+                is too old for its family.
         """
         path = locate(folder, name)
         open_regular(path).close()
@@ -132,6 +135,8 @@ class GgufFile:
                 f"{path.name} is of the architecture {kind}, and moeprobe reads GGUF files of "
                 f"{', '.join(sorted(FAMILIES))} (llama with experts: Mixtral); use the model's safetensors."
             )
+        if not _has_names(architecture):
+            raise outdated_package(f"A GGUF file of {architecture}", "gguf", _NAMING)
         return cls(path, reader, family)
 
     @cached_property
@@ -294,6 +299,13 @@ def _heads(name: str, config: Any) -> int:
     if name.endswith("q_proj.weight"):
         return int(config.num_attention_heads)
     return int(config.num_key_value_heads) if name.endswith("k_proj.weight") else 0
+
+
+def _has_names(architecture: str) -> bool:
+    """Whether the package names the tensors of an architecture."""
+    import gguf
+
+    return architecture in gguf.MODEL_ARCH_NAMES.values()
 
 
 def locate(folder: Path, name: str) -> Path:
