@@ -6,19 +6,17 @@ Families are found by what their modules say, not by a list. A configuration is 
 import importlib
 import re
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-_PINNED = Path(__file__).parents[2] / "constraints.txt"
+from tests.releases import is_pinned
+
 # Other releases of transformers have more families, or fewer.
 of_pinned_release = pytest.mark.skipif(
-    f"transformers=={metadata.version('transformers')}"
-    not in _PINNED.read_text(encoding="utf-8").splitlines(),
-    reason="the table of families is of the pinned transformers",
+    not is_pinned("transformers"), reason="the table of families is of the pinned transformers"
 )
 # Whole numbers of a configuration, by any of the names that families give them.
 _SIZES: dict[str, int] = (

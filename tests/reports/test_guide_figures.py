@@ -12,7 +12,11 @@ from PIL import Image
 from moeprobe.results.figures import save
 from reports.scripts import claims, guide_figures, trainings_figure
 from reports.scripts.printed import in_256_colors
+from tests.releases import is_pinned
 
+pytestmark = pytest.mark.skipif(
+    not is_pinned("matplotlib"), reason="committed pictures are of the pinned matplotlib"
+)
 PAGE = Path("docs/guide/long-inputs.md")
 # A share of the pixels: no line is this thin, and edges of letters may differ from one machine to another.
 FEW = 0.002
