@@ -41,7 +41,11 @@ def test_a_stack_without_a_room_is_the_rest() -> None:
 
 
 def test_shares_of_a_probe_add_up() -> None:
-    row = profiles.profile(["confidence"], TINY).loc[0]
-    assert row["images"] == TINY.images and row["seconds"] > 0
-    assert sum(row[kind] for kind in profiles.KINDS) == pytest.approx(1, abs=0.003)
-    assert row[profiles.PASSES] > 0
+    # On a busy machine, the few passes of one run may fall between two looks.
+    for _ in range(10):
+        row = profiles.profile(["confidence"], TINY).loc[0]
+        assert row["images"] == TINY.images and row["seconds"] > 0
+        assert sum(row[kind] for kind in profiles.KINDS) == pytest.approx(1, abs=0.003)
+        if row[profiles.PASSES] > 0:
+            return
+    pytest.fail("No look of ten runs found a pass.")
