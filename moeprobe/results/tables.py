@@ -5,6 +5,7 @@ per image that every value follows from, so that runs can be compared, merged an
 """
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -157,7 +158,12 @@ def frame(rows: list[dict[str, Any]], *, judged: bool = False) -> pd.DataFrame:
 
 def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a table with rows more, which come last."""
-    return pd.concat([table, frame(rows)], ignore_index=True) if rows else table
+    if not rows:
+        return table
+    with warnings.catch_warnings():
+        # pandas 2 says that 3 takes the type of a column of no values, too; numbers and files are the same.
+        warnings.simplefilter("ignore", FutureWarning)
+        return pd.concat([table, frame(rows)], ignore_index=True)
 
 
 def is_pooled(numbers: pd.Series) -> pd.Series:

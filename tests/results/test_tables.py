@@ -1,5 +1,6 @@
 """Sums per image survive the file, whatever stands in the cells beside them."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from moeprobe.results import stored, tables
 from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import concatenate, image_table, read_note
+from moeprobe.results.tables import concatenate, frame, image_table, read_note, with_rows
 from moeprobe.runtime.files import write_csv
 from tests.results.stores import cells, read_images
 
@@ -205,3 +206,15 @@ def test_a_file_of_nothing_measured_has_no_columns(tmp_path: Path) -> None:
     stored.write(tmp_path / "nothing.parquet", stored.SumsStore([]))
     assert not stored.has_columns(tmp_path / "nothing.parquet")
     assert stored.of_file(tmp_path / "nothing.parquet").num_rows == 0
+
+
+def test_rows_more_come_last_without_a_warning() -> None:
+    table = frame([{"checkpoint": "a", "value": 0.5, "severity": None, "flag": "few_images"}])
+    with warnings.catch_warnings():
+        # Other releases of pandas than the pinned one warn of columns without values.
+        warnings.simplefilter("error")
+        both = with_rows(table, [{"checkpoint": "b", "value": 1.0, "severity": 0.3}])
+    assert both["checkpoint"].tolist() == ["a", "b"] and both["value"].tolist() == [0.5, 1.0]
+    assert both["severity"].isna().tolist() == [True, False] and both["severity"][1] == 0.3
+    assert both["flag"][0] == "few_images" and both["flag"].isna().tolist() == [False, True]
+    assert both["draw"].dtype == "Int64"
