@@ -17,7 +17,7 @@ from moeprobe.adapters.huggingface.pictures import PicturedBatch
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.routing.record import RoutingTrace
-from tests.adapters import tiny_pictures
+from tests.adapters import families, tiny_pictures
 
 PROMPTS = ("what is this ?", "describe the picture of a cat in the picture .", "a dog ?")
 # Merged patches, one tile of a fixed size, and rows of tokens that end with a special one.
@@ -67,7 +67,7 @@ def padded(processor: Any, images: Tensor, prompts: tuple[str, ...], *, side: st
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families.parameters(FAMILIES))
 def test_a_picture_alone_and_in_a_padded_batch_of_other_prompts_is_routed_alike(
     family: str, side: str, here: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_picture_alone_and_in_a_padded_batch_of_other_prompts_is_routed_alike(
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families.parameters(FAMILIES))
 def test_a_picture_with_its_own_routing_gets_its_own_scores(family: str, here: Path) -> None:
     _, model = opened(here, family)
     images = pictures(2, model.size)
