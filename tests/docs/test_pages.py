@@ -12,7 +12,6 @@ import pytest
 from markdown.extensions.toc import slugify
 
 from moeprobe.runtime.files import sha256
-from reports.scripts.archive import read_manifest
 from tests.docs.pages import PAGES, README, ROOT, TEXT, name_of
 from tests.sources import tracked_files
 
@@ -93,13 +92,14 @@ def test_every_page_can_be_reached_from_the_first() -> None:
 
 def test_pictures_of_pages_are_the_reports(generate: ModuleType) -> None:
     copies = {path.name for path in (DOCS / "img").iterdir()}
-    packed = read_manifest()
     assert copies == generate.FIGURES.keys() | generate.DRAWN.keys()
     assert all((DOCS / "img" / name).stat().st_size <= 300_000 for name in generate.DRAWN)
     for name, source in generate.FIGURES.items():
-        known = packed.get(source)  # not in git, so by its hash
-        wanted = known["sha256"] if known else sha256(ROOT / source)
-        assert sha256(DOCS / "img" / name) == wanted, f"{name}: run python docs/generate.py"
+        # Figures of sweeps are not in git: `tests/reports/test_guide_figures.py` draws them from their tables.
+        if (ROOT / source).is_file() or not source.startswith(("reports/sweeps/", "reports/routers/")):
+            assert sha256(DOCS / "img" / name) == sha256(ROOT / source), (
+                f"{name}: run python docs/generate.py"
+            )
     shown = {target.name for page in PAGES for target, _ in links(page) if target.parent == DOCS / "img"}
     assert shown == copies
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.results.figures import save
-from reports.scripts import claims, guide_figures, trainings_figure
+from reports.scripts import claims, guide_figures, sweep_figures, trainings_figure
 from reports.scripts.printed import in_256_colors
+from reports.scripts.seeds import read
+from reports.scripts.sweep_list import SWEEPS
 from tests.releases import is_pinned
 
 pytestmark = pytest.mark.skipif(
@@ -69,3 +71,25 @@ def test_the_picture_of_routers_shows_the_claims(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(trainings_figure, "read", other)
     assert changed(drawn(trainings_figure.routers(), tmp_path), committed) > FEW
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize(
+    ("picture", "sweep"),
+    [
+        ("prc-ablation", "prc-ablation"),
+        ("labels", "labels-digits"),
+        ("combine", "combine-digits"),
+        ("groups", "groups-digits"),
+        ("thesis", "thesis-digits"),
+        ("experts", "experts-digits"),
+    ],
+)
+def test_pictures_of_sweeps_show_their_tables(picture: str, sweep: str, tmp_path: Path) -> None:
+    """Those that follow from a committed table alone; curves, and those of routers, need the packed cells."""
+    table, about = read(guide_figures.ROOT / "reports" / "sweeps" / sweep)[0], SWEEPS[sweep]
+    columns = about.over_experts
+    figure = sweep_figures.over_experts(table, columns) if columns else sweep_figures.draw(table, about)
+    [path] = save(figure, tmp_path / "drawn")
+    with Image.open(path) as again, Image.open(guide_figures.IMAGES / f"{picture}.png") as committed:
+        assert changed(pixels(again), pixels(committed)) < FEW, "run regenerate_sweeps, then docs/generate.py"
