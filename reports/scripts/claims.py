@@ -1,7 +1,8 @@
 """Claims about other trainings and other images: the committed ones, and how a table shows them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -46,6 +47,11 @@ def cell_of(rows: pd.DataFrame, digits: int = 3) -> str:
     if rows.empty:
         return "–"
     [row] = rows.to_dict("records")
+    return said(row, digits)
+
+
+def said(row: Mapping[Any, Any], digits: int = 3) -> str:
+    """Return the mean difference of a claim with its simultaneous interval."""
     # A value that is rounded to 0 is not negative; an end that is tells on which side of 0 it lies.
     value, low, high = (
         f"{one:+.{digits}f}" for one in (round(row["value"], digits) + 0.0, row["sim_low"], row["sim_high"])

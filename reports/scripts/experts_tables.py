@@ -79,7 +79,7 @@ def likeness(folder: Path) -> list[str]:
             together = own[own["kind"] == "trainings"].rename(
                 columns={"ci_low": "sim_low", "ci_high": "sim_high"}
             )
-            means += [*_sides(own, 3)[:2], cell_of(together)]
+            means += [*_values(own, 3), cell_of(together)]
         nearest = of_pairs.groupby(["model", "train_seed"])["distance"].min()
         least = [span(nearest[model], 2) for model in MODELS.values()]
         lines.append(f"{name} | {' | '.join([*means, *least])} |")
@@ -128,6 +128,9 @@ def _head(first: str, heads: list[str]) -> list[str]:
 
 def _sides(rows: pd.DataFrame, digits: int) -> list[str]:
     """Return the values of both models and their difference."""
+    return [*_values(rows, digits), signed(rows[rows["kind"] == "difference"], digits, of_known=True)]
+
+
+def _values(rows: pd.DataFrame, digits: int) -> list[str]:
     values = rows[rows["kind"] == "value"]
-    sides = [span(values.loc[values["model"] == model, "value"], digits) for model in MODELS.values()]
-    return [*sides, signed(rows[rows["kind"] == "difference"], digits, of_known=True)]
+    return [span(values.loc[values["model"] == model, "value"], digits) for model in MODELS.values()]

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
-from PIL import Image
 
 from moeprobe import api
 from moeprobe.inputs.corruptions import NAMES
@@ -31,7 +30,7 @@ from moeprobe.results.figures import STYLE, save
 from moeprobe.results.palette import COLORS
 from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.seeds import generator
-from reports.scripts.printed import in_256_colors
+from reports.scripts.printed import shrink
 from reports.scripts.regenerate_precision import license_lines, made
 from tests.adapters import tiny_texts
 from tests.adapters.tiny_gguf import write as write_gguf
@@ -66,8 +65,7 @@ def main(names: Sequence[str]) -> None:
     }
     for name in names or pictures:
         [path] = save(pictures[name](), IMAGES / name)
-        with Image.open(path) as image:
-            in_256_colors(image).save(path, optimize=True)
+        shrink(path, path)
 
 
 def flips() -> Figure:

@@ -10,7 +10,8 @@ first. Seeds are never pooled. To train and measure again:
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -191,6 +192,7 @@ def _differences(table: pd.DataFrame, differing: pd.DataFrame, layer: str) -> st
 def accuracy_lines(folder: Path) -> list[str]:
     """Return the pages' table of accuracies, in Markdown: at two experts per token."""
     table, differing = read(folder)
+    changes = _changes(folder, differing)
     shown = [number.heading for number in OF_ROUTERS if not number.layered]
     values = ("", "accuracy", *CLEAN), ("", "fewshot_accuracy", "", "clean", 10.0)
     lines = [
@@ -199,16 +201,17 @@ def accuracy_lines(folder: Path) -> list[str]:
     ]
     for group, rows in _of_two(table).groupby("group", sort=False):
         router, cells = rows.iloc[0]["router"], [_cell(rows, "", column) for column in values]
-        cells += [""] * len(shown) if router == VMOE else _changes(folder, differing, str(group), "", shown)
+        cells += [""] * len(shown) if router == VMOE else changes(str(group), "", shown)
         lines.append(f"| `{router}` | {' | '.join(cells)} |")
     for mean, name in _means_of_two(folder).items():
-        lines.append(f"| {name} | | | {' | '.join(_changes(folder, differing, mean, '', shown))} |")
+        lines.append(f"| {name} | | | {' | '.join(changes(mean, '', shown))} |")
     return lines
 
 
 def steadiness_lines(folder: Path) -> list[str]:
     """Return the pages' table of differences in κ, in Markdown: at two experts per token, the first layer first."""
     table, differing = read(folder)
+    changes = _changes(folder, differing)
     shown = [number.heading for number in OF_ROUTERS if number.layered]
     lines = [f"| MoE layer | router | {' | '.join(f'Δ {name}' for name in shown)} |"]
     lines.append(f"|{'---|' * (2 + len(shown))}")
@@ -217,19 +220,23 @@ def steadiness_lines(folder: Path) -> list[str]:
     compared_ones = {group: name for group, name in names.items() if name != f"`{VMOE}`"}
     for layer in layers(differing):
         for group, name in (compared_ones | _means_of_two(folder)).items():
-            changes = _changes(folder, differing, group, layer, shown)
-            lines.append(f"| `{layer}` | {name} | {' | '.join(changes)} |")
+            lines.append(f"| `{layer}` | {name} | {' | '.join(changes(group, layer, shown))} |")
     return lines
 
 
-def _changes(
-    folder: Path, differing: pd.DataFrame, group: str, layer: str, numbers: Sequence[str]
-) -> list[str]:
-    """Return a group's differences from V-MoE's router: over trainings, or of the one training that there is."""
+def _changes(folder: Path, differing: pd.DataFrame) -> Callable[[str, str, Sequence[str]], list[str]]:
+    """Return what says by how much a group differs from V-MoE's router in a layer: a cell per number.
+
+    Over trainings, or of the one training that there is.
+    """
     if name_of(folder) in COMPARED:
-        return cells_of(of_sweep(folder), group, layer, numbers)
-    own = differing[(differing["group"] == group) & (differing["layer"] == layer)]
-    return [spread(own[own["number"] == number]) for number in numbers]
+        return partial(cells_of, of_sweep(folder))
+
+    def of_one(group: str, layer: str, numbers: Sequence[str]) -> list[str]:
+        own = differing[(differing["group"] == group) & (differing["layer"] == layer)]
+        return [spread(own[own["number"] == number]) for number in numbers]
+
+    return of_one
 
 
 def _means_of_two(folder: Path) -> dict[str, str]:

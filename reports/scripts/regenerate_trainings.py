@@ -317,7 +317,7 @@ def committed(name: str) -> Path:
 
 def of_packed(name: str, *, sweeps: Path | None) -> Iterator[pd.DataFrame]:
     """Yield the claims of a sweep; none where its sums per image are not there."""
-    names = [name, *([COMPARED[name].otherwise] if COMPARED[name].otherwise else [])]
+    names = filter(None, (name, COMPARED[name].otherwise))
     folders = [sweeps / one if sweeps else committed(one) for one in names]
     if all(with_cells(folder.parent, [folder.name]) for folder in folders):
         yield from of_sweep(COMPARED[name], *folders)

@@ -26,11 +26,16 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Sweeps were measured when the load was that of the first choices alone, which with one expert per token are all.
     """
-    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
-    table = pd.read_csv(folder / "table.csv.gz", dtype=words).fillna(dict.fromkeys(words, ""))
+    table = read_table(folder)
     of_one = (table["top_k"] == 1) & table["metric"].isin(["load_entropy", "dead_experts"])
     table.loc[of_one, "metric"] += "_first"
     return table, pd.read_csv(folder / "differences.csv", dtype={"layer": str}).fillna({"layer": ""})
+
+
+def read_table(folder: Path) -> pd.DataFrame:
+    """Return the committed table of a sweep as its trade-off wrote it."""
+    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
+    return pd.read_csv(folder / "table.csv.gz", dtype=words).fillna(dict.fromkeys(words, ""))
 
 
 def compress(folder: Path) -> None:

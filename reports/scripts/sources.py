@@ -8,13 +8,14 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.results.numbers import number
+from moeprobe.results.tables import with_shown_intervals
 from moeprobe.runtime.yaml import read_yaml
 
 ROWS = Path(__file__).with_name("sources.yaml")
 STATES = ("works", "partly", "not", "nothing to build")
 COLUMNS = ("row", "where", "what", "state", "how", "ours", "theirs")
 _NUMBER = re.compile(r"\{(\w+)\}")
-_ENDS = {"sim_low": "ci_low", "sim_high": "ci_high"}
+_NUMBERS = ("value", "ci_low", "ci_high", "sim_low", "sim_high")
 _ABOUT = ("file", "decimals")
 
 
@@ -53,7 +54,7 @@ def value(folder: Path, name: str) -> str:
     """Return the numbers of a lookup, in the order of the files, each with its interval."""
     about = read()["numbers"][name]
     selected = []
-    missing = {column: [""] for column in ("value", *_ENDS, *_ENDS.values())}
+    missing = {column: [""] for column in _NUMBERS}
     for path in sorted(folder.glob(about["file"])):
         table = pd.read_csv(path, keep_default_na=False, na_values=missing)
         for column, wanted in about.items():
@@ -62,7 +63,7 @@ def value(folder: Path, name: str) -> str:
         is_of_trainings = path.parent.name == "trainings"
         is_signed = is_of_trainings or "comparison" in path.name or path.name in ("gaps.csv", "contrasts.csv")
         if is_of_trainings:  # what holds for all layers at once
-            table = table.rename(columns=_ENDS)
+            table = with_shown_intervals(table)
         selected.append(table.assign(signed=is_signed))
     found = pd.concat(selected)
     if found.empty:

@@ -17,20 +17,25 @@ _OF_OUTPUT = ("accuracy", "fewshot_accuracy")
 
 
 def write(folder: Path) -> None:
-    """Write ``figures/first-layer.png``: what each cell does, most of all in the first MoE layer, a dot per seed.
+    """Write the figures of a sweep below it."""
+    for name, figure in figures(folder).items():
+        save(figure, folder / "figures" / name)
 
-    And ``figures/curves-….png`` where the sweep names learning curves, and ``figures/experts.png`` where it is over the
-    number of experts.
+
+def figures(folder: Path) -> dict[str, Figure]:
+    """Return ``first-layer``: what each cell does, most of all in the first MoE layer, a dot per seed.
+
+    And ``curves-…`` where the sweep names learning curves, and ``experts`` where it is over the number of experts.
     """
     table, _ = read(folder)
     sweep = SWEEPS[folder.name]
-    save(draw(table, sweep), folder / "figures" / "first-layer")
+    drawn = {"first-layer": draw(table, sweep)}
     if sweep.over_experts:
-        save(over_experts(table, sweep.over_experts), folder / "figures" / "experts")
-    packed = read_pack(folder)
+        drawn["experts"] = over_experts(table, sweep.over_experts)
     for prefix, key in sweep.curves:
-        cells = [folder / "cells" / name for name in packed if name.startswith(prefix)]
-        save(api.curves(cells, by=key, x="epoch").plot(), folder / "figures" / f"curves-{prefix}")
+        cells = [folder / "cells" / name for name in read_pack(folder) if name.startswith(prefix)]
+        drawn[f"curves-{prefix}"] = api.curves(cells, by=key, x="epoch").plot()
+    return drawn
 
 
 def draw(table: pd.DataFrame, sweep: Sweep) -> Figure:

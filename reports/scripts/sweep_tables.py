@@ -9,7 +9,7 @@ import pandas as pd
 from moeprobe.results.packed import read_pack
 from reports.scripts.claims import cells_of, of_sweep
 from reports.scripts.seeds import Column, layers, middle, read
-from reports.scripts.sweep_list import SWEEPS, Number
+from reports.scripts.sweep_list import SWEEPS, Number, Sweep
 
 # In millions.
 _SCALES = {"flops_per_image": 1e-6}
@@ -18,22 +18,31 @@ _SCALES = {"flops_per_image": 1e-6}
 def outputs(folder: Path) -> list[str]:
     """Return the numbers of the output, a line per group of cells, and mean differences from its reference."""
     sweep = SWEEPS[folder.name]
-    return _lines(folder, "", sweep.values, _headings(sweep.numbers, layered=False))
+    numbers = _headings(sweep.numbers, layered=False)
+    return _lines(sweep, read(folder)[0], of_sweep(folder), layer="", values=sweep.values, numbers=numbers)
 
 
 def of_layers(folder: Path) -> list[str]:
     """Return the same of the MoE layers, the first one first."""
     sweep = SWEEPS[folder.name]
     numbers = _headings((*sweep.numbers, *sweep.of_trainings), layered=True)
-    table, _ = read(folder)
-    found = [_lines(folder, layer, sweep.of_layers, numbers) for layer in layers(table)]
+    table, claims = read(folder)[0], of_sweep(folder)
+    found = [
+        _lines(sweep, table, claims, layer=layer, values=sweep.of_layers, numbers=numbers)
+        for layer in layers(table)
+    ]
     return [*found[0], *(line for more in found[1:] for line in more[2:])]
 
 
-def _lines(folder: Path, layer: str, values: tuple[Column, ...], numbers: list[str]) -> list[str]:
-    sweep = SWEEPS[folder.name]
-    table, _ = read(folder)
-    claims = of_sweep(folder)
+def _lines(
+    sweep: Sweep,
+    table: pd.DataFrame,
+    claims: pd.DataFrame,
+    *,
+    layer: str,
+    values: tuple[Column, ...],
+    numbers: list[str],
+) -> list[str]:
     headings = [*([layer and "MoE layer"] if layer else []), "", *(heading for heading, *_ in values)]
     headings += [f"Δ {number}" for number in numbers]
     lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]

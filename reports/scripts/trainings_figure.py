@@ -9,12 +9,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from PIL import Image
 
 from moeprobe.results.figures import STYLE, panels, save
 from moeprobe.results.palette import COLORS
 from reports.scripts.claims import read
-from reports.scripts.printed import ROOT, in_256_colors
+from reports.scripts.printed import ROOT, shrink
 from reports.scripts.sweep_list import COMPARED
 
 _DATA = ("digits", "shapes")
@@ -27,8 +26,7 @@ _NULLS = {"pooled": "against pooled chance", "image": "within the image"}
 def main() -> None:
     """Draw and write it."""
     [path] = save(routers(), ROOT / "docs" / "img" / "routers-differences")
-    with Image.open(path) as image:
-        in_256_colors(image).save(path, optimize=True)
+    shrink(path, path)
 
 
 def routers() -> Figure:

@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from moeprobe.results.figures import save
+from moeprobe.results.figures import save, tradeoff
 from reports.scripts import claims, guide_figures, sweep_figures, trainings_figure
 from reports.scripts.printed import in_256_colors
-from reports.scripts.seeds import read
-from reports.scripts.sweep_list import SWEEPS
+from reports.scripts.seeds import read_table
 from tests.releases import is_pinned
 
 pytestmark = pytest.mark.skipif(
@@ -75,21 +74,41 @@ def test_the_picture_of_routers_shows_the_claims(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.pictures
 @pytest.mark.parametrize(
-    ("picture", "sweep"),
+    ("picture", "sweep", "name"),
     [
-        ("prc-ablation", "prc-ablation"),
-        ("labels", "labels-digits"),
-        ("combine", "combine-digits"),
-        ("groups", "groups-digits"),
-        ("thesis", "thesis-digits"),
-        ("experts", "experts-digits"),
+        ("prc-ablation", "prc-ablation", "first-layer"),
+        ("labels", "labels-digits", "first-layer"),
+        ("combine", "combine-digits", "first-layer"),
+        ("combine-curves", "combine-digits", "curves-sinkhorn_token_choice"),
+        ("groups", "groups-digits", "first-layer"),
+        ("thesis", "thesis-digits", "first-layer"),
+        ("experts", "experts-digits", "experts"),
     ],
 )
-def test_pictures_of_sweeps_show_their_tables(picture: str, sweep: str, tmp_path: Path) -> None:
-    """Those that follow from a committed table alone; curves, and those of routers, need the packed cells."""
-    table, about = read(guide_figures.ROOT / "reports" / "sweeps" / sweep)[0], SWEEPS[sweep]
-    columns = about.over_experts
-    figure = sweep_figures.over_experts(table, columns) if columns else sweep_figures.draw(table, about)
-    [path] = save(figure, tmp_path / "drawn")
+def test_pictures_of_sweeps_show_their_tables(picture: str, sweep: str, name: str, tmp_path: Path) -> None:
+    folder = guide_figures.ROOT / "reports" / "sweeps" / sweep
+    check_picture(picture, sweep_figures.figures(folder)[name], tmp_path)
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        # Labels of routers that are equally accurate take turns in their figure of times.
+        ("digits", {"tradeoff": "", "steadiness": "-steadiness"}),
+        ("shapes", {"tradeoff": "", "steadiness": "-steadiness"}),
+        ("digits-patch4", {"time": "-time"}),
+        ("digits-deep", {"time": "-time"}),
+    ],
+)
+def test_pictures_of_routers_show_their_tables(data: str, names: dict[str, str], tmp_path: Path) -> None:
+    figures = tradeoff.draw(read_table(guide_figures.ROOT / "reports" / "routers" / data))
+    for name, end in names.items():
+        check_picture(f"routers-{data}{end}", figures[name], tmp_path)
+
+
+def check_picture(picture: str, figure: Figure, folder: Path) -> None:
+    """Hold that a picture of pages is what its table gives."""
+    [path] = save(figure, folder / picture)
     with Image.open(path) as again, Image.open(guide_figures.IMAGES / f"{picture}.png") as committed:
-        assert changed(pixels(again), pixels(committed)) < FEW, "run regenerate_sweeps, then docs/generate.py"
+        assert changed(pixels(again), pixels(committed)) < FEW, "make reports, then docs/generate.py"

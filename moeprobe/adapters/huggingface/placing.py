@@ -105,8 +105,10 @@ def _keep_one_in_memory(device_map: DeviceMap, outline: nn.Module) -> DeviceMap:
 
     Releases of accelerate before 1.15 refuse to send a whole model to the disk.
     """
-    empty = [name for name, module in outline.named_modules() if not any(True for _ in module.parameters())]
-    if set(device_map.values()) != {DISK} or not empty:
+    if set(device_map.values()) != {DISK}:
+        return device_map
+    empty = [name for name, module in outline.named_modules() if next(module.parameters(), None) is None]
+    if not empty:
         return device_map
     # The outermost one, such as the positions of all layers, so that blocks stay whole.
     outermost = min(empty, key=lambda name: name.count("."))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from reports.scripts.claims import said
 from reports.scripts.more_tables import span
 from reports.scripts.objectives import MODELS
 
@@ -87,9 +88,8 @@ def margins(folder: Path) -> list[str]:
 def _difference(label: str, row: dict[Hashable, Any], values: pd.DataFrame) -> str:
     """Return a line: values of both models in a layer, and their difference over trainings and photographs."""
     cells = _spans(values[values["layer"] == row["layer"]])
-    interval = f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]"
     word = row["judgement"] or row["verdict"]
-    return f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {interval} | {word} |"
+    return f"| {label} | `{row['layer']}` | {' | '.join(cells)} | {said(row)} | {word} |"
 
 
 def pairs(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from reports.scripts.claims import said
 from reports.scripts.more_tables import span
 from reports.scripts.real.texts.names import INT8, MODELS
 
@@ -68,10 +69,9 @@ def _line(table: pd.DataFrame, claim: dict[str, object], *, severity: float | No
     rows = table[(table["run"] == claim["run"]) & (table["layer"] == claim["layer"])]
     rows = rows if severity is None else rows[rows["severity"] == severity]
     cells = [_span(rows, kind) for kind in MODELS]
-    interval = f"{claim['value']:+.3f} [{claim['sim_low']:+.3f}, {claim['sim_high']:+.3f}]"
     judgement = claim["judgement"]
     word = judgement if isinstance(judgement, str) else claim["verdict"]
-    return f"`{claim['layer']}` | {' | '.join(cells)} | {interval} | {word}"
+    return f"`{claim['layer']}` | {' | '.join(cells)} | {said(claim)} | {word}"
 
 
 def forms(folder: Path) -> list[str]:
